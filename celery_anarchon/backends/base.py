@@ -1,0 +1,167 @@
+"""The interface of a claim store: what the scheduler asks, and what each answer means.
+
+A backend imports types, errors, this module and its own client library, nothing else.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+from celery_anarchon.types import Claim, FinalState, JobState, Run, StoreInfo, Traits, Verdict
+
+__all__ = ("EARLY_TOLERANCE_MS", "Backend", "blot")
+
+#: How far a slot may lie ahead of the store's clock and still be won, ms. It covers the round
+#: trip in which a replica measured that clock, and no more: a fast replica is told ``early``.
+EARLY_TOLERANCE_MS = 100
+
+
+def blot(url: str) -> str:
+    """Return *url* with its password, and any secret in its query, replaced by ``**``."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return url
+    authority, slash, tail = rest.partition("/")
+    userinfo, at, host = authority.rpartition("@")
+    if at and ":" in userinfo:
+        userinfo = userinfo.partition(":")[0] + ":**"
+    path, question, query = tail.partition("?")
+    if question:
+        query = "&".join(
+            f"{pair.partition('=')[0]}=**" if "pass" in pair.partition("=")[0].lower() else pair
+            for pair in query.split("&")
+        )
+    return f"{scheme}://{userinfo}{at}{host}{slash}{path}{question}{query}"
+
+
+class Backend(ABC):
+    """One claim store, connected on first use.
+
+    A backend is used by one thread at a time, except that :meth:`close` may be called at any
+    moment, also from a signal handler in the middle of another call. It must not be used on
+    both sides of a fork.
+
+    Every call that reaches the store raises
+    :class:`~celery_anarchon.errors.BackendError` where the store can't be asked, within a bounded
+    time; nothing waits forever. Errors in the configuration raise
+    :class:`~celery_anarchon.errors.ConfigurationError`.
+
+    Arguments:
+        url: the store, as in the setting ``anarchon_url``.
+        prefix: first part of every key, table, queue or subject.
+        instance: this replica's name, written into the history.
+        history: how many runs of each job :meth:`runs` can tell.
+        options: what else this store understands; an unknown one is an error.
+    """
+
+    #: What the store can and cannot promise.
+    traits: ClassVar[Traits]
+    #: How many claims one call should carry.
+    batch_size: ClassVar[int] = 500
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str = "cron",
+        instance: str = "",
+        history: int = 100,
+        **options: Any,
+    ) -> None:
+        self.url = url
+        self.prefix = prefix
+        self.instance = instance
+        self.history = history
+
+    @property
+    def leases(self) -> bool:
+        """Whether won runs hold a lease."""
+        return self.traits.leases
+
+    @abstractmethod
+    def claim(self, claims: Sequence[Claim]) -> list[Verdict]:
+        """Ask for each of *claims*; the answers have the same length and order.
+
+        At most one caller ever wins an attempt of a (job, slot). A claim sent again with its own
+        token while it holds the run is won again, and its lease starts anew. Claims of one call
+        are decided one by one: a call may be a mixture of all outcomes.
+        """
+
+    def renew(self, claims: Sequence[Claim], lease: float) -> list[bool]:
+        """Make the lease of each run end *lease* seconds from now.
+
+        With ``lease=0`` the run may be taken over at once, as attempt + 1.
+        False means no longer yours: nothing was written.
+        """
+        return [False] * len(claims)
+
+    def finish(self, claims: Sequence[Claim], state: FinalState) -> list[bool]:
+        """End each run: ``"done"``, ``"failed"``, or ``"released"``.
+
+        A released run is claimable again at once, with the same attempt count, until it is
+        older than its ``max_late``. False means no longer yours: nothing was written.
+        """
+        return [False] * len(claims)
+
+    def expired(self, limit: int = 1000) -> list[Run]:
+        """Return runs that any replica may take over, oldest lease first, at most *limit*.
+
+        They are ``running`` with a lease that ran out, or ``released``. A run that has no attempt
+        left, a released one that is older than its ``max_late``, and one that is older than its
+        ``keep``, is marked ``interrupted`` by this call and returned once, by this call to this
+        caller alone, in that state.
+        """
+        return []
+
+    @abstractmethod
+    def register(self, fingerprints: Mapping[str, str]) -> dict[str, JobState]:
+        """Make the jobs known, job name → fingerprint of its schedule, and return their states.
+
+        A job that is new gets ``first_seen = since = now``; one whose fingerprint is another than
+        the registered one gets ``since = now``. Nothing of this ever expires.
+        A store that remembers no jobs answers ``now`` for all of them.
+        """
+
+    @abstractmethod
+    def last_slots(self, jobs: Iterable[str]) -> dict[str, int | None]:
+        """Return job → latest slot ever claimed, ms, or None where the store knows none."""
+
+    def runs(self, job: str | None = None, limit: int = 100) -> list[Run]:
+        """Return the latest runs of *job*, or of all jobs, latest slot first, at most *limit*."""
+        return []
+
+    @abstractmethod
+    def now(self) -> int:
+        """Return the store's clock in ms since the epoch; the host's where it has none."""
+
+    @abstractmethod
+    def info(self) -> StoreInfo:
+        """Connect, and tell what the store is, and what of it an operator should mend.
+
+        Raises:
+            Unsupported: the store is too old, or set up in a way that claims can't hold on.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the store without waiting for it; idempotent.
+
+        The next call connects again.
+        """
+
+    def __enter__(self) -> Backend:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {blot(self.url)} prefix={self.prefix!r}>"
+
+
+def scheme_of(url: str) -> str:
+    """Return the scheme of *url* in lower case, or ``""`` where it has none."""
+    return urlsplit(url).scheme.lower() if "://" in url else ""

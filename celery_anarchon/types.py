@@ -1,0 +1,189 @@
+"""The values that flow between scheduler, backends and worker.
+
+Frozen, standard library only. Instants are ``int`` milliseconds since the epoch, UTC;
+durations are ``float`` seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from enum import Enum
+from typing import Literal
+
+__all__ = ("Claim", "JobState", "Outcome", "Run", "RunState", "StoreInfo", "Traits", "Verdict")
+
+Overlap = Literal["allow", "skip"]
+FinalState = Literal["done", "failed", "released"]
+
+
+class Outcome(str, Enum):
+    """What the store said to a claim."""
+
+    #: The caller, and nobody else, has this (job, slot): dispatch it.
+    WON = "won"
+    #: Another attempt holds a live lease on it.
+    RUNNING = "running"
+    #: It ended: done, failed or interrupted.
+    DONE = "done"
+    #: Nobody has it, and it is older than ``max_late``, or older than the store remembers.
+    LATE = "late"
+    #: It lies ahead of the store's clock: ask again when it is due.
+    EARLY = "early"
+    #: Another run of the job is alive, and the claim said ``overlap="skip"``.
+    OVERLAP = "overlap"
+    #: Somebody else has it (stores without leases), or the chain moved on (``after``).
+    LOST = "lost"
+    #: The store may or may not have it; treated as lost.
+    UNKNOWN = "unknown"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class RunState(str, Enum):
+    """Where a run stands in the history."""
+
+    RUNNING = "running"
+    RELEASED = "released"
+    DONE = "done"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    SKIPPED = "skipped"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One question to the store: may I have this run?
+
+    The same object later proves the right to renew or finish the run.
+
+    Attributes:
+        job: name of the ``beat_schedule`` entry; any text.
+        slot: the scheduled instant, ms since the epoch, UTC.
+        token: random, new for each attempt; the same when one and the same claim is sent again.
+        lease: how long a won run stays the winner's unless renewed, seconds.
+        max_late: a run nobody has is refused when it is older than this, seconds.
+        attempts: how many attempts a run may have before it counts as interrupted.
+        overlap: ``"skip"`` refuses the run while another run of the job holds a live lease.
+        keep: how long the store must remember that the slot was taken, seconds from the slot.
+        after: for chained schedules: win a new run only while the end of the job's chain
+            (its last slot, or the instant from which its schedule counts) is this one, ms.
+    """
+
+    job: str
+    slot: int
+    token: str
+    _: KW_ONLY
+    lease: float = 30.0
+    max_late: float = 3600.0
+    attempts: int = 3
+    overlap: Overlap = "allow"
+    keep: float = 7200.0
+    after: int | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The store's answer to one :class:`Claim`.
+
+    Attributes:
+        outcome: what it said.
+        attempt: the number of the attempt that won, or that holds the run; 0 where unknown.
+    """
+
+    outcome: Outcome
+    attempt: int = 0
+
+    @property
+    def won(self) -> bool:
+        """Whether the caller is the one to dispatch this run."""
+        return self.outcome is Outcome.WON
+
+
+@dataclass(frozen=True)
+class JobState:
+    """What a store knows of a job for ever.
+
+    Attributes:
+        first_seen: when the job was first registered, ms by the store's clock.
+        since: from when the registered fingerprint counts, ms by the store's clock; slots at or
+            before it are the past of a new or edited schedule and are not caught up.
+        last_slot: the latest slot ever claimed, ms, or None.
+    """
+
+    first_seen: int
+    since: int
+    last_slot: int | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run as the history tells it, or one that :meth:`Backend.expired` reports.
+
+    Attributes:
+        job: name of the entry.
+        slot: ms since the epoch, UTC.
+        attempt: number of its latest attempt.
+        state: where it stands.
+        replica: the replica that claimed the latest attempt.
+        token: token of the latest attempt.
+        claimed: when the latest attempt was claimed, ms by the store's clock.
+        finished: when it ended, ms by the store's clock, or None while it has not.
+    """
+
+    job: str
+    slot: int
+    attempt: int
+    state: RunState
+    replica: str = ""
+    token: str = ""
+    claimed: int = 0
+    finished: int | None = None
+
+    @property
+    def lateness(self) -> float:
+        """Seconds from the slot to the claim of the latest attempt."""
+        return (self.claimed - self.slot) / 1000
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a store can and cannot promise, as data: nobody asks a backend for its class.
+
+    Attributes:
+        leases: whether won runs hold a lease that can be renewed, finished and taken over.
+        remembers_jobs: whether it keeps each job's last slot, first-seen and fingerprint.
+        own_clock: whether slots become due by the store's clock rather than the replica's.
+        max_keep: the longest ``keep`` it can promise, seconds, or None where there is no limit.
+        remembers: in words, how long it knows that a slot was taken.
+        atomic_step: in words, the one step that decides a claim.
+        crash: in words, what becomes of a slot whose winner dies before the publish.
+        guarantee: in words, how often a slot is dispatched.
+    """
+
+    leases: bool
+    remembers_jobs: bool
+    own_clock: bool
+    max_keep: float | None
+    remembers: str
+    atomic_step: str
+    crash: str
+    guarantee: str
+
+
+@dataclass(frozen=True)
+class StoreInfo:
+    """What ``celery anarchon check`` tells of the store behind a backend.
+
+    Attributes:
+        kind: what answers, for example ``"Redis"``.
+        version: its version, as it says it.
+        warnings: what an operator should mend, a sentence each; empty when all is well.
+    """
+
+    kind: str
+    version: str
+    warnings: tuple[str, ...] = ()
