@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
+from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.types import Claim, FinalState, JobState, Run, StoreInfo, Traits, Verdict
 
 __all__ = ("EARLY_TOLERANCE_MS", "Backend", "blot")
@@ -37,6 +38,27 @@ def blot(url: str) -> str:
     return f"{scheme}://{userinfo}{at}{host}{slash}{path}{question}{query}"
 
 
+#: The options that every backend takes.
+COMMON_OPTIONS = frozenset({"prefix", "instance", "history"})
+
+
+def refuse_options(
+    url: str, options: Mapping[str, Any], known: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Return *options*, or raise where one is neither common to all backends nor in *known*.
+
+    Raises:
+        ConfigurationError: names the option and those that would do.
+    """
+    allowed = COMMON_OPTIONS | set(known)
+    for name in options:
+        if name not in allowed:
+            raise ConfigurationError(
+                f"{blot(url)}: unknown option {name!r}; known are {', '.join(sorted(allowed))}"
+            )
+    return dict(options)
+
+
 class Backend(ABC):
     """One claim store, connected on first use.
 
@@ -53,8 +75,9 @@ class Backend(ABC):
         url: the store, as in the setting ``anarchon_url``.
         prefix: first part of every key, table, queue or subject.
         instance: this replica's name, written into the history.
-        history: how many runs of each job :meth:`runs` can tell.
-        options: what else this store understands; an unknown one is an error.
+        history: how many runs of each job :meth:`runs` can tell at least.
+
+    A subclass takes further options as it needs; an unknown one is a ``ConfigurationError``.
     """
 
     #: What the store can and cannot promise.
@@ -69,7 +92,6 @@ class Backend(ABC):
         prefix: str = "cron",
         instance: str = "",
         history: int = 100,
-        **options: Any,
     ) -> None:
         self.url = url
         self.prefix = prefix

@@ -1,0 +1,263 @@
+"""The decision table of the lease stores, in Python, as one pure object.
+
+Memory, SQLite and PostgreSQL load the rows that a batch is about into a :class:`Ledger`, let it
+decide, and write back what it touched, all inside one critical section of the store. The Redis
+lease script (``redis/lua/lease.lua``) says the same in Lua; the contract suite holds them equal.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from celery_anarchon.backends.base import EARLY_TOLERANCE_MS
+from celery_anarchon.types import Claim, FinalState, JobState, Outcome, Run, RunState, Verdict
+
+__all__ = ("JobRow", "Ledger", "RunRow", "milliseconds")
+
+LIVE = frozenset({RunState.RUNNING, RunState.RELEASED})
+
+
+def milliseconds(seconds: float) -> int:
+    """Return *seconds* as whole milliseconds, rounded to the nearest."""
+    return round(seconds * 1000)
+
+
+@dataclass
+class JobRow:
+    """What is known of a job for ever; instants in ms by the store's clock.
+
+    Attributes:
+        floor: runs at or before this slot may have been forgotten, so nobody wins them any more.
+        wins: how many runs were won, which tells when to prune.
+    """
+
+    job: str
+    first_seen: int | None = None
+    since: int = 0
+    fingerprint: str = ""
+    last_slot: int | None = None
+    floor: int = 0
+    wins: int = 0
+
+    @property
+    def chain_end(self) -> int:
+        """The instant from which a chained schedule continues."""
+        return max(self.since, self.last_slot or 0)
+
+
+@dataclass
+class RunRow:
+    """One run; instants in ms by the store's clock.
+
+    Attributes:
+        lease_until: last instant of the lease; where the run is released, when it was released.
+        attempts: how many attempts it may have.
+        late_at: last instant at which a released run may be claimed again.
+        forget_at: last instant at which it must be remembered.
+    """
+
+    job: str
+    slot: int
+    state: RunState
+    attempt: int
+    token: str
+    lease_until: int
+    attempts: int
+    late_at: int
+    forget_at: int
+    replica: str
+    claimed: int
+    finished: int | None = None
+
+    def holds(self, now: int) -> bool:
+        """Whether the lease is alive at *now*."""
+        return self.state is RunState.RUNNING and self.lease_until >= now
+
+    def told(self) -> Run:
+        """Return the run as the history tells it."""
+        return Run(
+            self.job,
+            self.slot,
+            self.attempt,
+            self.state,
+            self.replica,
+            self.token,
+            self.claimed,
+            self.finished,
+        )
+
+
+def known_without_writing(claim: Claim, run: RunRow | None, now: int) -> Verdict | None:
+    """Return the verdict where the run alone decides it and nothing has to be written."""
+    if run is None or (run.state is RunState.RUNNING and run.token == claim.token):
+        return None
+    if run.state is RunState.SKIPPED:
+        return Verdict(Outcome.OVERLAP, run.attempt)
+    if run.state not in LIVE:
+        return Verdict(Outcome.DONE, run.attempt)
+    if run.holds(now):
+        return Verdict(Outcome.RUNNING, run.attempt)
+    return None
+
+
+@dataclass
+class Ledger:
+    """Jobs and runs as a store knows them at *now*, and the rules that change them.
+
+    Attributes:
+        now: the store's clock, ms, read inside the critical section.
+        replica: who asks.
+        jobs: job name → row.
+        runs: job name → slot → row; all live runs of a job must be there where a claim says
+            ``overlap="skip"``.
+        touched_jobs, touched_runs: what has to be written back.
+    """
+
+    now: int
+    replica: str = ""
+    jobs: dict[str, JobRow] = field(default_factory=dict)
+    runs: dict[str, dict[int, RunRow]] = field(default_factory=lambda: defaultdict(dict))
+    touched_jobs: set[str] = field(default_factory=set)
+    touched_runs: set[tuple[str, int]] = field(default_factory=set)
+
+    def add(self, runs: Iterable[RunRow]) -> None:
+        """Let the ledger know *runs*, as loaded from the store."""
+        for run in runs:
+            self.runs[run.job][run.slot] = run
+
+    def run(self, claim: Claim) -> RunRow | None:
+        """Return the run that *claim* asks for."""
+        return self.runs[claim.job].get(claim.slot)
+
+    def claim(self, claim: Claim) -> Verdict:
+        """Decide one claim."""
+        run = self.run(claim)
+        if run is None:
+            return self._claim_new(claim)
+        known = known_without_writing(claim, run, self.now)
+        if known is not None:
+            return known
+        if run.state is RunState.RUNNING and run.token == claim.token:
+            return self._win(claim, run.attempt)
+        if run.state is RunState.RELEASED:
+            if self.now > run.late_at:
+                self._end(run, RunState.INTERRUPTED)
+                return Verdict(Outcome.LATE, run.attempt)
+            return self._win(claim, run.attempt)
+        if run.attempt >= claim.attempts:
+            self._end(run, RunState.INTERRUPTED)
+            return Verdict(Outcome.DONE, run.attempt)
+        return self._win(claim, run.attempt + 1)
+
+    def renew(self, claim: Claim, lease: float) -> bool:
+        """Make the lease end *lease* seconds from now, if the token still holds."""
+        run = self._mine(claim)
+        if run is None:
+            return False
+        run.lease_until = self.now + milliseconds(lease) if lease > 0 else self.now - 1
+        self._touch(run)
+        return True
+
+    def finish(self, claim: Claim, state: FinalState) -> bool:
+        """End the run, if the token still holds."""
+        run = self._mine(claim)
+        if run is None:
+            return False
+        self._end(run, RunState(state))
+        return True
+
+    def register(self, job: str, fingerprint: str) -> JobState:
+        """Make *job* known under *fingerprint*."""
+        row = self.jobs.setdefault(job, JobRow(job))
+        if row.first_seen is None or row.fingerprint != fingerprint:
+            row.first_seen = self.now if row.first_seen is None else row.first_seen
+            row.since = self.now
+            row.fingerprint = fingerprint
+            self.touched_jobs.add(job)
+        return JobState(row.first_seen, row.since, row.last_slot)
+
+    def expired(self, limit: int) -> list[Run]:
+        """Return the runs to take over, and mark those that nobody may take over any more."""
+        found = [
+            run
+            for runs in self.runs.values()
+            for run in runs.values()
+            if run.state in LIVE and not run.holds(self.now)
+        ]
+        found.sort(key=lambda run: run.lease_until)
+        del found[limit:]
+        for run in found:
+            if over(run, self.now):
+                self._end(run, RunState.INTERRUPTED)
+        return [run.told() for run in found]
+
+    def _claim_new(self, claim: Claim) -> Verdict:
+        job = self.jobs.setdefault(claim.job, JobRow(claim.job))
+        if claim.slot > self.now + EARLY_TOLERANCE_MS:
+            return Verdict(Outcome.EARLY)
+        if claim.slot <= job.floor or self.now - claim.slot > milliseconds(claim.max_late):
+            return Verdict(Outcome.LATE)
+        if claim.after is not None and claim.after != job.chain_end:
+            return Verdict(Outcome.LOST)
+        job.last_slot = max(claim.slot, job.last_slot or claim.slot)
+        job.wins += 1
+        self.touched_jobs.add(claim.job)
+        if claim.overlap == "skip" and self._another_lives(claim):
+            self._write(claim, attempt=0, state=RunState.SKIPPED)
+            return Verdict(Outcome.OVERLAP)
+        return self._win(claim, 1)
+
+    def _another_lives(self, claim: Claim) -> bool:
+        return any(
+            run.holds(self.now) for run in self.runs[claim.job].values() if run.slot != claim.slot
+        )
+
+    def _win(self, claim: Claim, attempt: int) -> Verdict:
+        self._write(claim, attempt, RunState.RUNNING)
+        return Verdict(Outcome.WON, attempt)
+
+    def _write(self, claim: Claim, attempt: int, state: RunState) -> None:
+        run = RunRow(
+            claim.job,
+            claim.slot,
+            state,
+            attempt,
+            claim.token,
+            lease_until=self.now + milliseconds(claim.lease),
+            attempts=claim.attempts,
+            late_at=claim.slot + milliseconds(claim.max_late),
+            forget_at=claim.slot + milliseconds(claim.keep),
+            replica=self.replica,
+            claimed=self.now,
+            finished=None if state in LIVE else self.now,
+        )
+        self.runs[claim.job][claim.slot] = run
+        self._touch(run)
+
+    def _mine(self, claim: Claim) -> RunRow | None:
+        run = self.run(claim)
+        if run is None or run.state is not RunState.RUNNING or run.token != claim.token:
+            return None
+        return run
+
+    def _end(self, run: RunRow, state: RunState) -> None:
+        run.state = state
+        if state is RunState.RELEASED:
+            run.lease_until = self.now
+        else:
+            run.finished = self.now
+        self._touch(run)
+
+    def _touch(self, run: RunRow) -> None:
+        self.touched_runs.add((run.job, run.slot))
+
+
+def over(run: RunRow, now: int) -> bool:
+    """Whether a run whose lease ran out may not be taken over any more."""
+    if now > run.forget_at:
+        return True
+    if run.state is RunState.RELEASED:
+        return now > run.late_at
+    return run.attempt >= run.attempts
