@@ -1,0 +1,75 @@
+"""Ends what a test run started, also when the run itself is killed with SIGKILL.
+
+Each test process that starts anything runs this file once as a child in a session of its own
+and writes lines to it: ``+pid N``, ``-pid N``, ``+folder PATH``, ``-folder PATH``. When the test
+process is gone, all that is still listed is killed and removed.
+
+A parent-death signal (PR_SET_PDEATHSIG) would not do: it is cleared on a change of user, is not
+inherited by grandchildren, and fires when the thread that made the child ends.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the ids of all processes below *pid*, parents before children."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # the process ended meanwhile
+            # The name in brackets may hold anything; the parent's id is the second field after it.
+            parent = int(stat.read_text(errors="replace").rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found, queue = [], [pid]
+    while queue:
+        below = children.get(queue.pop(0), [])
+        found += below
+        queue += below
+    return found
+
+
+def signal_family(pid: int, number: int) -> None:
+    """Send a signal to *pid*, then to its group and to all that is below it.
+
+    The parent comes first, so that it can't replace a child that has just been ended.
+    """
+    family = descendants(pid)
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+    for child in {*family, *descendants(pid)}:
+        with suppress(ProcessLookupError):
+            os.kill(child, number)
+
+
+def main() -> None:
+    """Keep the list until the test process is gone, then end what is on it."""
+    parent, pids, folders = os.getppid(), set[str](), set[str]()
+    listed = {"pid": pids, "folder": folders}
+    buffer = b""
+    # The pipe alone is no sign of life: a forked grandchild may still hold its other end.
+    while os.getppid() == parent:
+        if not select.select([0], [], [], 0.2)[0]:
+            continue
+        data = os.read(0, 65536)
+        if not data:
+            break
+        *lines, buffer = (buffer + data).split(b"\n")
+        for line in lines:
+            kind, _, value = line.decode().partition(" ")
+            (listed[kind[1:]].add if kind[0] == "+" else listed[kind[1:]].discard)(value)
+    for pid in pids:
+        signal_family(int(pid), signal.SIGKILL)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
