@@ -36,6 +36,12 @@ def redis_url(redis_server: Any) -> str:
 
 
 @pytest.fixture
+def postgresql_url(postgresql_server: Any) -> str:
+    """The URL of an empty database of the shared PostgreSQL."""
+    return str(postgresql_server.fresh())
+
+
+@pytest.fixture
 def processes(tmp_path: Path) -> Iterator[Processes]:
     """Starts commands that are killed when the test ends."""
     started = Processes(tmp_path)
@@ -49,8 +55,6 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 def needed(item: pytest.Item) -> set[str]:
     """Return the names of the servers that a test uses, by its fixtures and marks."""
     fixtures = {name.removesuffix("_server") for name in getattr(item, "fixturenames", ())}
-    if "redis_url" in getattr(item, "fixturenames", ()):
-        fixtures.add("redis")
     marked = {name for mark in item.iter_markers("server") for name in mark.args}
     return (fixtures & servers.SERVERS.keys()) | marked
 

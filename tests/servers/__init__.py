@@ -18,6 +18,7 @@ SERVERS = {
     "redis": "redis:Redis",
     "redis_sentinel": "redis:RedisSentinel",
     "redis_cluster": "redis:RedisCluster",
+    "postgresql": "postgresql:PostgreSQL",
 }
 
 
