@@ -18,7 +18,13 @@ SERVERS = {
     "redis": "redis:Redis",
     "redis_sentinel": "redis:RedisSentinel",
     "redis_cluster": "redis:RedisCluster",
+    "redis8": "redis8:Redis8",
+    "valkey": "valkey:Valkey",
     "postgresql": "postgresql:PostgreSQL",
+    "rabbitmq": "rabbitmq:RabbitMQ",
+    "rabbitmq4": "rabbitmq:RabbitMQ4",
+    "nats": "nats:NATS",
+    "nats_cluster": "nats:NATSCluster",
 }
 
 

@@ -31,10 +31,15 @@ class MissingServer(Exception):
 def find_program(name: str, package: str, *folders: str) -> Path:
     """Return the path of an installed program.
 
+    Arguments:
+        name: of the program.
+        package: the Debian package that brings it.
+        folders: where to look before the PATH.
+
     Raises:
-        MissingServer: it is neither on the PATH nor in one of *folders*.
+        MissingServer: it is nowhere.
     """
-    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin", *folders])
+    path = os.pathsep.join([*folders, os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
     found = shutil.which(name, path=path)
     if found is None:
         raise MissingServer(

@@ -161,7 +161,8 @@ class RedisSentinel(ServerSet):
 
     def __init__(self, *, password: str | None = None, name: str = "mymaster") -> None:
         self.name = name
-        self.master = Redis(password=password, appendonly=True)
+        now = ("--repl-diskless-sync-delay", "0")
+        self.master = Redis(*now, password=password, appendonly=True)
         replica_of = ["--replicaof", "127.0.0.1", str(self.master.port)]
         if password:
             replica_of += ["--masterauth", password]
