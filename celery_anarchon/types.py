@@ -12,7 +12,9 @@ from typing import Literal
 
 __all__ = ("Claim", "JobState", "Outcome", "Run", "RunState", "StoreInfo", "Traits", "Verdict")
 
+CatchUp = Literal["latest", "none", "all"]
 Overlap = Literal["allow", "skip"]
+Track = Literal["dispatch", "run"]
 FinalState = Literal["done", "failed", "released"]
 
 

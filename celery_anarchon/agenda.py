@@ -1,0 +1,83 @@
+"""Which job is due next: a heap of jobs, each at the instant of its next slot."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Iterable, Iterator
+
+from celery_anarchon.claims import Asked, claim_for
+from celery_anarchon.jobs import Job
+
+__all__ = ("Agenda",)
+
+#: A job whose slots can't be computed is tried again after so long, ms.
+TRY_AGAIN = 60_000
+
+
+class Agenda:
+    """The jobs of one replica in the order in which they become due.
+
+    Instants are ms by the store's clock.
+
+    Attributes:
+        jobs: name → job.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self.jobs: dict[str, Job] = {}
+        self._heap: list[tuple[int, int, Job]] = []
+        self._logger = logger
+
+    @property
+    def next_due(self) -> int | None:
+        """When the next job is due, or None where none ever is."""
+        return self._heap[0][0] if self._heap else None
+
+    def arrange(self, now: int) -> None:
+        """Put every job where its next slot is due."""
+        self._heap.clear()
+        self.push(self.jobs.values(), now)
+
+    def turn_back(self, now: int) -> None:
+        """Begin anew at *now* after the clock was set back."""
+        for job in self.jobs.values():
+            job.turn_back(now)
+        self.arrange(now)
+
+    def pop_due(self, now: int) -> list[Job]:
+        """Take out the jobs that are due at *now*, earliest first."""
+        jobs = []
+        while self._heap and self._heap[0][0] <= now:
+            jobs.append(heapq.heappop(self._heap)[2])
+        return jobs
+
+    def push(self, jobs: Iterable[Job], now: int) -> None:
+        """Put *jobs* where their next slots are due."""
+        for job in jobs:
+            try:
+                due = job.next_due()
+            except Exception:  # noqa: BLE001  a schedule class is the user's own code
+                self._failed(job)
+                due = now + TRY_AGAIN
+            if due is not None:
+                heapq.heappush(self._heap, (due, id(job), job))
+
+    def claims(self, jobs: Iterable[Job], now: int) -> Iterator[Asked]:
+        """Yield a claim for each slot of *jobs* that is due at *now*."""
+        for job in jobs:
+            try:
+                slots = job.due(now)
+            except Exception:  # noqa: BLE001  a schedule class is the user's own code
+                self._failed(job)
+            else:
+                for slot in slots:
+                    yield claim_for(job, slot)
+
+    def _failed(self, job: Job) -> None:
+        # One entry whose slots can't be computed must not stop the others.
+        self._logger.exception(
+            "anarchon: can't compute the next slot of %r, trying again in %d s.",
+            job.name,
+            TRY_AGAIN // 1000,
+        )

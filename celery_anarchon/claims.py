@@ -1,0 +1,91 @@
+"""Due slots → claims → what the store said."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from celery_anarchon.backends import Backend
+from celery_anarchon.jobs import Job
+from celery_anarchon.types import Claim, FinalState, Outcome
+
+__all__ = ("Asked", "ask", "batches", "claim_for")
+
+
+@dataclass
+class Asked:
+    """A claim of this replica and what became of it.
+
+    Attributes:
+        deadline: monotonic instant until which the lease surely holds, if the claim is won; only
+            before it may the message be sent.
+        outcome: what the store said, or None before it did.
+        attempt: the attempt that was won.
+        takeover: whether another replica had the run before.
+        ending: how the claim ends if this replica stops now.
+    """
+
+    job: Job
+    claim: Claim
+    deadline: float = 0.0
+    outcome: Outcome | None = None
+    attempt: int = 0
+    takeover: bool = False
+    ending: FinalState = "released"
+
+    @property
+    def won(self) -> bool:
+        """Whether the store gave the run to this replica."""
+        return self.outcome is Outcome.WON
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the lease surely holds now."""
+        return time.monotonic() < self.deadline
+
+
+def claim_for(job: Job, slot: int, *, takeover: bool = False) -> Asked:
+    """Return the claim of *slot*: with the token of an earlier try that was not answered."""
+    policy = job.policy
+    put_off = job.put_off / 1000
+    return Asked(
+        job,
+        Claim(
+            job.name,
+            slot,
+            job.asked.setdefault(slot, secrets.token_hex(16)),
+            lease=policy.lease,
+            # A job is put off by its splay on top of being late.
+            max_late=policy.max_late + put_off,
+            attempts=policy.attempts,
+            overlap=policy.overlap,
+            keep=policy.keep + put_off,
+            after=job.chain_end if job.chained and not takeover else None,
+        ),
+        takeover=takeover,
+    )
+
+
+def batches(asked: Iterable[Asked], size: int) -> Iterator[list[Asked]]:
+    """Cut *asked* into lists of at most *size*."""
+    rest = iter(asked)
+    while batch := list(islice(rest, size)):
+        yield batch
+
+
+def ask(backend: Backend, batch: Sequence[Asked]) -> None:
+    """Claim a batch and note the answers.
+
+    Raises:
+        BackendError: the store may or may not have taken the claims; asking again is safe.
+    """
+    before = time.monotonic()
+    verdicts = backend.claim([asked.claim for asked in batch])
+    for asked, verdict in zip(batch, verdicts, strict=True):
+        asked.outcome = verdict.outcome
+        asked.attempt = verdict.attempt
+        # The lease began after the question was sent, so counting from before is safe.
+        asked.deadline = before + asked.claim.lease if backend.leases else float("inf")

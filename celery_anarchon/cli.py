@@ -1,0 +1,207 @@
+"""``celery -A proj anarchon …``: look at the settings, the store and the slots."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from datetime import datetime, timezone, tzinfo
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import click
+from celery.bin.base import CeleryCommand, handle_preload_options
+
+from celery_anarchon.backends.base import blot
+from celery_anarchon.errors import AnarchonError, BackendError
+
+if TYPE_CHECKING:
+    from celery_anarchon.scheduler import AnarchonScheduler
+    from celery_anarchon.settings import Settings
+
+__all__ = ("anarchon",)
+
+#: A replica further off the store's clock than this deserves a look, seconds. Nothing depends on
+#: it: slots become due by the store's clock.
+CLOCK_OFF = 5.0
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def command(function: Callable[..., None]) -> Any:
+    """Make a subcommand of ``celery anarchon`` that takes the app and ``--json``."""
+    return anarchon.command(cls=CeleryCommand)(
+        json_option(click.pass_context(handle_preload_options(function)))
+    )
+
+
+@click.group(name="anarchon")
+def anarchon() -> None:
+    """Look at celery_anarchon: its settings, its claim store, its slots."""
+
+
+def _scheduler(ctx: click.Context) -> AnarchonScheduler:
+    """Return the scheduler as beat builds it, with the schedule read and nothing connected."""
+    from celery_anarchon.scheduler import AnarchonScheduler
+
+    app = ctx.obj.app
+    app.loader.init_worker()
+    app.finalize()
+    return AnarchonScheduler(app=app)
+
+
+def _show(value: Any, as_json: bool, lines: Callable[[], Iterable[str]]) -> None:
+    text = json.dumps(value, indent=2) if as_json else "\n".join(lines())
+    # A job's name may hold what the terminal's encoding does not.
+    click.echo(text.encode("utf-8", "backslashreplace").decode("utf-8"))
+
+
+@command
+def check(ctx: click.Context, as_json: bool) -> None:
+    """Check the settings, the schedule and the store; exit 1 when something is wrong."""
+    report: dict[str, Any] = {"ok": True, "problems": []}
+    try:
+        scheduler = _scheduler(ctx)
+        report |= _told_settings(scheduler)
+        report |= _told_store(scheduler.settings, report["problems"])
+    except AnarchonError as exc:
+        report["problems"].append(str(exc))
+    report["ok"] = not report["problems"]
+    _show(report, as_json, lambda: _check_lines(report))
+    ctx.exit(0 if report["ok"] else 1)
+
+
+def _told_settings(scheduler: AnarchonScheduler) -> dict[str, Any]:
+    settings = scheduler.settings
+    policy = settings.default
+    return {
+        "settings": {
+            "url": blot(settings.url),
+            "prefix": settings.prefix,
+            "instance": settings.instance,
+            "timezone": str(settings.zone),
+            "history": settings.history,
+            "max_late": policy.max_late,
+            "keep": policy.keep,
+            "catch_up": policy.catch_up,
+            "lease": policy.lease,
+            "attempts": policy.attempts,
+            "track": policy.track,
+            "overlap": policy.overlap,
+            "entries": sorted(settings.entries),
+        },
+        "jobs": len(scheduler.jobs),
+    }
+
+
+def _told_store(settings: Settings, problems: list[str]) -> dict[str, Any]:
+    from celery_anarchon.clock import StoreClock
+
+    with settings.open_backend() as backend:
+        settings.check_store(backend.traits)
+        told: dict[str, Any] = {
+            "guarantee": backend.traits.guarantee,
+            "atomic_step": backend.traits.atomic_step,
+            "remembers": backend.traits.remembers,
+            "crash_between_claim_and_publish": backend.traits.crash,
+        }
+        try:
+            info = backend.info()
+            clock = StoreClock()
+            clock.measure(backend)
+        except BackendError as exc:
+            problems.append(str(exc))
+            return told
+    problems.extend(info.warnings)
+    offset = clock.offset / 1000
+    if abs(offset) > CLOCK_OFF:
+        problems.append(
+            f"this host's clock is {abs(offset):.1f} s "
+            f"{'behind' if offset > 0 else 'ahead of'} the store's; slots follow the store's"
+        )
+    return {
+        **told,
+        "store": {"kind": info.kind, "version": info.version},
+        "clock_offset": offset,
+    }
+
+
+def _check_lines(report: dict[str, Any]) -> Iterable[str]:
+    for name, value in report.get("settings", {}).items():
+        yield f"anarchon_{name:<10} {value}" if name != "timezone" else f"{name:<19} {value}"
+    if "jobs" in report:
+        yield f"{'jobs':<19} {report['jobs']}"
+    if "store" in report:
+        store = report["store"]
+        yield f"{'store':<19} {store['kind']} {store['version']}"
+        yield f"{'clock offset':<19} {report['clock_offset']:+.3f} s"
+    for name in ("guarantee", "atomic_step", "remembers", "crash_between_claim_and_publish"):
+        if name in report:
+            yield f"{name.replace('_', ' ')}: {report[name]}"
+    for problem in report["problems"]:
+        yield f"PROBLEM: {problem}"
+    yield "OK" if report["ok"] else "NOT OK"
+
+
+@command
+@click.option("--job", "job_name", help="Only this job.")
+@click.option(
+    "-n",
+    "count",
+    default=5,
+    show_default=True,
+    type=click.IntRange(1, 10_000),
+    help="Slots per job.",
+)
+@click.option("--from", "start", help="From this ISO instant on; now by default.")
+def next_(
+    ctx: click.Context, job_name: str | None, count: int, start: str | None, as_json: bool
+) -> None:
+    """Show the next slots of each job."""
+    try:
+        scheduler = _scheduler(ctx)
+    except AnarchonError as exc:
+        raise click.ClickException(str(exc)) from exc
+    zone = scheduler.settings.zone
+    instant = datetime.now(timezone.utc) if start is None else _instant(start, zone)
+    if job_name is not None and job_name not in scheduler.jobs:
+        raise click.BadParameter(
+            f"{job_name!r} is not in the schedule; it has "
+            f"{', '.join(map(repr, sorted(scheduler.jobs))) or 'no entries'}",
+            param_hint="--job",
+        )
+    names = sorted(scheduler.jobs) if job_name is None else [job_name]
+    told = [
+        {
+            "job": name,
+            "slots": [
+                slot.isoformat() for slot in islice(scheduler.jobs[name].slots_from(instant), count)
+            ],
+        }
+        for name in names
+    ]
+    _show(told, as_json, lambda: _next_lines(told, zone))
+
+
+def _instant(text: str, zone: tzinfo) -> datetime:
+    try:
+        # Python 3.10 does not read the Z of ISO 8601.
+        instant = datetime.fromisoformat(text.removesuffix("Z") + ("+00:00" * text.endswith("Z")))
+    except ValueError as exc:
+        raise click.BadParameter(
+            f"{text!r} is not an ISO instant, such as 2026-03-29T01:00:00+00:00",
+            param_hint="--from",
+        ) from exc
+    return instant if instant.tzinfo else instant.replace(tzinfo=zone)
+
+
+def _next_lines(told: list[dict[str, Any]], zone: tzinfo) -> Iterable[str]:
+    for job in told:
+        yield job["job"]
+        for slot in job["slots"]:
+            local = datetime.fromisoformat(slot).astimezone(zone)
+            yield f"  {slot}  ({local:%a %Y-%m-%d %H:%M:%S %Z})"
+        if not job["slots"]:
+            yield "  never"
+
+
+next_.name = "next"

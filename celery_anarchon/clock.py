@@ -1,0 +1,41 @@
+"""The store's clock as a replica sees it, between two looks at it."""
+
+from __future__ import annotations
+
+import time
+
+from celery_anarchon.backends.base import Backend
+
+__all__ = ("StoreClock",)
+
+
+class StoreClock:
+    """Estimates the store's clock from this process's monotonic one.
+
+    A replica whose wall clock is wrong, or is set while it runs, still wakes on the slot. Where
+    the store has no clock of its own, the host's is read each time.
+
+    Attributes:
+        offset: by how much the store's clock is ahead of this host's wall clock, ms.
+    """
+
+    def __init__(self) -> None:
+        self._own = False
+        self._base: float | None = None
+        self.offset = 0
+
+    def measure(self, backend: Backend) -> None:
+        """Read the store's clock; raises ``BackendError`` where it can't be read."""
+        self._own = backend.traits.own_clock
+        asked = time.monotonic()
+        told = backend.now()
+        answered = time.monotonic()
+        # The store read its clock about half-way between question and answer.
+        self._base = told - (asked + answered) / 2 * 1000
+        self.offset = self.now() - time.time_ns() // 1_000_000
+
+    def now(self) -> int:
+        """Return the store's clock, ms since the epoch; the host's until it was measured."""
+        if self._base is None or not self._own:
+            return time.time_ns() // 1_000_000
+        return int(self._base + time.monotonic() * 1000)

@@ -1,0 +1,51 @@
+"""Won claims → messages, and how each ended."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from celery_anarchon.claims import Asked
+from celery_anarchon.headers import run_header, task_id
+from celery_anarchon.jobs import to_datetime
+
+__all__ = ("stamped", "suspicious_options")
+
+
+def stamped(asked: Asked, prefix: str) -> Any:
+    """Return a copy of the job's entry whose message says which run it is.
+
+    The user's own options and headers are copied: stock beat writes into them.
+    """
+    claim = asked.claim
+    entry = copy.copy(asked.job.entry)
+    options = dict(entry.options)
+    options["headers"] = {
+        **(options.get("headers") or {}),
+        **run_header(claim.job, claim.slot, asked.attempt, claim.token),
+    }
+    options["task_id"] = task_id(prefix, claim.job, claim.slot)
+    entry.options = options
+    entry.last_run_at = to_datetime(claim.slot)
+    return entry
+
+
+def suspicious_options(entry: Any, warn: Callable[..., None]) -> None:
+    """Warn of what repeats every run, or differs on every replica."""
+    for option in ("task_id", "eta"):
+        if option in entry.options:
+            warn(
+                "anarchon: entry %r has a fixed %s in its options; %s",
+                entry.name,
+                option,
+                "it is replaced by one id per slot."
+                if option == "task_id"
+                else "every run of it carries the same instant.",
+            )
+    if " at 0x" in entry.name:
+        warn(
+            "anarchon: entry %r has an object's address in its name, which no two replicas share; "
+            "give add_periodic_task a name=.",
+            entry.name,
+        )

@@ -1,0 +1,36 @@
+"""The wire format: what a message tells the worker about its run. Nothing else defines it."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+from uuid import UUID, uuid5
+
+__all__ = ("HEADER", "RunHeader", "run_header", "task_id")
+
+#: Name of the message header.
+HEADER = "anarchon"
+
+#: Namespace of the task ids. It must never change: a second copy of a run is recognised by its id.
+_NAMESPACE = UUID("5b1b5a52-0c9b-5d0e-9f0a-6b8f6e7d5a11")
+
+
+class RunHeader(TypedDict):
+    """The header ``anarchon``: job name, slot (ms since the epoch, UTC), attempt, token."""
+
+    job: str
+    slot: int
+    attempt: int
+    token: str
+
+
+def run_header(job: str, slot: int, attempt: int, token: str) -> dict[str, Any]:
+    """Return the message headers that name a run."""
+    return {HEADER: RunHeader(job=job, slot=slot, attempt=attempt, token=token)}
+
+
+def task_id(prefix: str, job: str, slot: int) -> str:
+    """Return the task id of a run: the same for every attempt, on every replica."""
+    # The job comes last, so that no two (prefix, job) pairs can spell the same text.
+    text = f"{len(prefix)}:{prefix}:{slot}:{job}"
+    # Job names may hold what UTF-8 can't, and uuid5 of Python 3.10 and 3.11 takes text only.
+    return str(uuid5(_NAMESPACE, text.encode("utf-8", "backslashreplace").decode("utf-8")))

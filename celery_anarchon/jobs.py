@@ -1,0 +1,160 @@
+"""A job of one replica: its entry, its slots, and how far it has come."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone, tzinfo
+from itertools import islice, takewhile
+from typing import Any
+
+from celery_anarchon.settings import Policy
+from celery_anarchon.timetable import Timetable, fingerprint, timetable
+from celery_anarchon.types import JobState
+
+__all__ = ("Job", "to_datetime", "to_ms")
+
+#: With ``catch_up="all"`` a job asks for so many missed slots at a time, so that it does not keep
+#: the others waiting.
+MISSED_PER_TICK = 100
+#: With ``catch_up="none"`` a slot may still be claimed so long after it, ms: a slow tick is not an
+#: outage.
+GRACE_MS = 60_000
+#: A run whose message can't be sent is tried again after so long, doubled up to the longest,
+#: seconds.
+FIRST_REST, LONGEST_REST = 0.5, 30.0
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+def to_datetime(ms: float) -> datetime:
+    """Return the aware UTC instant of *ms* since the epoch."""
+    return _EPOCH + timedelta(milliseconds=ms)
+
+
+def to_ms(instant: datetime) -> int:
+    """Return an aware *instant* as ms since the epoch."""
+    return (instant - _EPOCH) // timedelta(milliseconds=1)
+
+
+class Job:
+    """One entry of the schedule and its place in time.
+
+    Attributes:
+        name: name of the entry.
+        entry: the ``ScheduleEntry``.
+        policy: how its slots are claimed.
+        begun: whether the store has told how far it has come.
+        cursor: every slot up to this instant is settled, ms by the store's clock.
+        since: from when its schedule counts, ms.
+        chain_end: the slot that a chained schedule continues from, ms, as the store knows it.
+        asked: slot → token of claims that the store has not answered.
+    """
+
+    def __init__(self, entry: Any, policy: Policy, zone: tzinfo) -> None:
+        self.name: str = entry.name
+        self.entry = entry
+        self.policy = policy
+        zone = policy.zone or zone
+        self._timetable: Timetable = timetable(
+            entry.schedule, zone=zone, job=entry.name, anchor=policy.anchor
+        )
+        self.fingerprint = fingerprint(entry.schedule, zone=zone, anchor=policy.anchor)
+        self.cursor = 0
+        self.begun = False
+        self.since = 0
+        self.chain_end = 0
+        self.asked: dict[int, str] = {}
+        # crc32, not hash(): the same on every replica.
+        share = zlib.crc32(entry.name.encode("utf-8", "backslashreplace")) / 2**32
+        self.put_off = round(policy.splay * share * 1000)
+        self._rests_until = 0.0
+        self._rest = FIRST_REST
+
+    @property
+    def chained(self) -> bool:
+        """Whether each slot is known only from the one before it."""
+        return self._timetable.chained
+
+    def slots_from(self, instant: datetime) -> Iterator[datetime]:
+        """Yield the slots at or after *instant*, as aware UTC datetimes."""
+        at = self._timetable.after(instant - timedelta(milliseconds=1))
+        while at is not None:
+            yield at
+            at = self._timetable.after(at)
+
+    def begin(self, state: JobState, now: int) -> None:
+        """Take over from the store how far the job has come."""
+        self.begun = True
+        self.since = state.since
+        self.continue_chain(state.last_slot)
+        if self.policy.catch_up == "none":
+            self.cursor = max(self.cursor, now - self.put_off)
+        self.turn_back(now)
+
+    def continue_chain(self, last_slot: int | None) -> None:
+        """Go on from the last slot that the store knows."""
+        self.chain_end = self.cursor = max(self.since, last_slot or 0)
+
+    def turn_back(self, now: int) -> None:
+        """Ask again for what lies ahead of *now*, after a clock that was fast has been set back."""
+        self.cursor = min(self.cursor, now)
+
+    def rest(self) -> None:
+        """Leave the job's failing runs alone for a while, longer each time."""
+        self._rests_until = time.monotonic() + self._rest
+        self._rest = min(self._rest * 2, LONGEST_REST)
+
+    @property
+    def resting(self) -> bool:
+        """Whether a run of the job that failed is left alone now."""
+        return time.monotonic() < self._rests_until
+
+    def sent(self) -> None:
+        """Note that a message of the job went out."""
+        self._rest = FIRST_REST
+
+    def settle(self, slot: int) -> None:
+        """Note that the store has answered for *slot*."""
+        self.asked.pop(slot, None)
+        self.cursor = max(self.cursor, slot)
+
+    def next_due(self) -> int | None:
+        """Return the instant at which there is a slot to claim, ms, or None for never."""
+        slot = next(self._slots_after(self.cursor), None)
+        return None if slot is None else slot + self.put_off
+
+    def due(self, now: int) -> list[int]:
+        """Return the slots to claim at *now*, oldest first, and settle those that are given up."""
+        now -= self.put_off
+        oldest = now - round(self.policy.max_late * 1000)
+        if self.policy.catch_up == "none":
+            oldest = max(oldest, now - GRACE_MS)
+        slots = self._missed(oldest, now) if self.policy.catch_up == "all" else self._latest(now)
+        slots = [slot for slot in slots if slot >= oldest]
+        if not slots:
+            self.cursor = max(self.cursor, now)
+        self.asked = {slot: token for slot, token in self.asked.items() if slot in slots}
+        return slots
+
+    def _missed(self, oldest: int, now: int) -> list[int]:
+        slots = takewhile(lambda slot: slot <= now, self._slots_after(max(self.cursor, oldest - 1)))
+        # The end of a chain moves with each slot, so they are asked for one by one.
+        return list(islice(slots, 1 if self.chained else MISSED_PER_TICK))
+
+    def _latest(self, now: int) -> list[int]:
+        if self.chained:
+            slots = takewhile(lambda slot: slot <= now, self._slots_after(self.cursor))
+            return list(deque(slots, maxlen=1))
+        found = self._timetable.at_or_before(to_datetime(now))
+        return [] if found is None or to_ms(found) <= self.cursor else [to_ms(found)]
+
+    def _slots_after(self, start: int) -> Iterator[int]:
+        """Yield the slots after *start*; those of a chain are found from its end on."""
+        at = min(start, self.chain_end) if self.chained else start
+        while (following := self._timetable.after(to_datetime(at))) is not None:
+            at = to_ms(following)
+            if at > start:
+                yield at

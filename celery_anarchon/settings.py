@@ -1,0 +1,337 @@
+"""``anarchon_*`` → one frozen :class:`Settings`. The only module that reads ``app.conf``."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta, timezone, tzinfo
+from pathlib import Path
+from typing import Any, get_args
+from zoneinfo import ZoneInfo
+
+from celery import Celery
+
+from celery_anarchon.backends import backend_class, schemes
+from celery_anarchon.backends.base import Backend, blot, scheme_of
+from celery_anarchon.broker import store_url
+from celery_anarchon.errors import ConfigurationError
+from celery_anarchon.types import CatchUp, Overlap, Track, Traits
+
+__all__ = ("Policy", "Settings", "read_settings")
+
+PREFIX = "anarchon_"
+DEFAULT_MAX_LATE = 3600.0
+NAMES = frozenset(
+    {
+        "url", "prefix", "instance", "max_late", "keep", "catch_up", "lease", "attempts",
+        "track", "overlap", "history", "entries",
+    }
+)  # fmt: skip
+ENTRY_NAMES = frozenset(
+    {
+        "max_late", "catch_up", "lease", "attempts", "track", "overlap",
+        "timezone", "splay", "anchor",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How the slots of one job are claimed; durations in seconds.
+
+    Attributes:
+        zone: the zone of the entry's schedule, or None for the app's.
+        splay: the job's runs are put off by a part of this, fixed per job name.
+        anchor: an instant that the slots of an interval fall on, or None for the epoch.
+    """
+
+    max_late: float = DEFAULT_MAX_LATE
+    keep: float = 2 * DEFAULT_MAX_LATE
+    catch_up: CatchUp = "latest"
+    lease: float = 30.0
+    attempts: int = 3
+    track: Track = "dispatch"
+    overlap: Overlap = "allow"
+    zone: tzinfo | None = None
+    splay: float = 0.0
+    anchor: datetime | float | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything the configuration says, checked.
+
+    Attributes:
+        url: the store; it may hold a password, so show it by ``blot`` only.
+        prefix: first part of every key, queue, subject and table.
+        instance: this replica's name.
+        history: runs kept per job.
+        default: the policy of a job without overrides.
+        entries: job → policy, for jobs with overrides.
+        zone: the app's zone.
+        zone_is_host: the app's zone is the host's, so replicas may disagree.
+        schedule: the app's ``beat_schedule``.
+    """
+
+    url: str
+    prefix: str
+    instance: str
+    history: int
+    default: Policy
+    entries: Mapping[str, Policy] = field(default_factory=dict)
+    zone: tzinfo = timezone.utc
+    zone_is_host: bool = False
+    schedule: Mapping[str, Any] = field(default_factory=dict)
+
+    def policy(self, job: str) -> Policy:
+        """Return the policy of *job*."""
+        return self.entries.get(job, self.default)
+
+    def check_jobs(self, jobs: Iterable[str]) -> None:
+        """Raise where ``anarchon_entries`` names a job that the schedule does not have."""
+        known = set(jobs)
+        for job in self.entries:
+            if job not in known:
+                raise ConfigurationError(
+                    f"anarchon_entries: {job!r} is not in beat_schedule; "
+                    f"it has {', '.join(map(repr, sorted(known))) or 'no entries'}"
+                )
+
+    def check_store(self, traits: Traits) -> None:
+        """Raise where a policy demands what the store can't meet."""
+        for job, policy in [(None, self.default), *self.entries.items()]:
+            where = "" if job is None else f"anarchon_entries[{job!r}]: "
+            if policy.track == "run" and not traits.leases:
+                raise ConfigurationError(
+                    f"{where}track = 'run' needs a store with leases, which {blot(self.url)} is "
+                    "not; use redis:// (strategy lease), postgresql:// or sqlite://, "
+                    "or track = 'dispatch'"
+                )
+            if traits.max_keep is not None and policy.keep > traits.max_keep:
+                raise ConfigurationError(
+                    f"{where}keep = {policy.keep:g} s is longer than {blot(self.url)} can remember "
+                    f"({traits.max_keep:g} s); lower anarchon_keep and max_late"
+                )
+
+    def open_backend(self) -> Backend:
+        """Return the backend, not yet connected."""
+        return backend_class(self.url)(
+            self.url, prefix=self.prefix, instance=self.instance, history=self.history
+        )
+
+
+def read_settings(app: Celery) -> Settings:
+    """Return the settings of *app*.
+
+    Raises:
+        ConfigurationError: a setting is unknown, or its value can't be used.
+    """
+    given = _given(app)
+    conf = app.conf
+    late = conf.beat_cron_starting_deadline
+    default = _policy(
+        "anarchon_",
+        {name: value for name, value in given.items() if name in ENTRY_NAMES},
+        Policy(
+            max_late=DEFAULT_MAX_LATE
+            if late is None
+            else _seconds("beat_cron_starting_deadline", late, positive=True)
+        ),
+        given.get("keep"),
+    )
+    return Settings(
+        url=_url(app, given.get("url")),
+        prefix=_text("anarchon_prefix", given.get("prefix", "cron")),
+        instance=_text("anarchon_instance", given.get("instance") or default_instance()),
+        history=_count("anarchon_history", given.get("history", 100)),
+        default=default,
+        entries=_entries(given.get("entries") or {}, default, given.get("keep")),
+        zone=app.timezone,
+        zone_is_host=not conf.enable_utc and not conf.timezone,
+        schedule=conf.beat_schedule,
+    )
+
+
+def default_instance() -> str:
+    """Return host:pid:boot id, which no two beat processes share."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
+    except OSError:
+        boot = "-"
+    return f"{socket.gethostname()}:{os.getpid()}:{boot}"
+
+
+def _given(app: Celery) -> dict[str, Any]:
+    """Return the ``anarchon_*`` settings that are set, by their names without the prefix."""
+    conf = app.conf
+    namespace = conf.prefix or ""
+    found = {}
+    for key in sorted(set(map(str, conf))):
+        name = key.removeprefix(namespace).lower()
+        # Under a namespace, other upper-case names of the module are none of Celery's business.
+        if not name.startswith(PREFIX) or (namespace and key.isupper() and key.lower() == name):
+            continue
+        if name.removeprefix(PREFIX) not in NAMES:
+            raise ConfigurationError(
+                f"{name} is not a setting of celery_anarchon; "
+                f"there are {', '.join(PREFIX + known for known in sorted(NAMES))}"
+            )
+        value = conf.get(name, conf[key])
+        if value is not None:
+            found[name.removeprefix(PREFIX)] = value
+    return found
+
+
+def _url(app: Celery, url: Any) -> str:
+    if url is None:
+        url = _broker_as_store(app)
+    if not isinstance(url, str) or not scheme_of(url):
+        raise ConfigurationError(
+            f"anarchon_url = {blot(str(url))!r} is not a URL; for example "
+            "'redis://localhost:6379/0' or 'sqlite:////var/lib/beat/claims.db'"
+        )
+    if scheme_of(url) not in schemes():
+        backend_class(url)
+    return url
+
+
+def _broker_as_store(app: Celery) -> str:
+    broker = app.connection_for_write()
+    url = store_url(broker)
+    if url is None or scheme_of(url) not in schemes():
+        raise ConfigurationError(
+            f"anarchon_url is not set, and the broker {broker.as_uri()} can't hold claims; "
+            "set it to a store that all replicas reach, for example "
+            "'redis://localhost:6379/0', or 'sqlite:////var/lib/beat/claims.db' on one host"
+        )
+    return url
+
+
+def _entries(entries: Any, default: Policy, keep: Any) -> dict[str, Policy]:
+    if not isinstance(entries, Mapping):
+        raise ConfigurationError(
+            f"anarchon_entries = {entries!r} is not a dict of job name → overrides"
+        )
+    return {
+        job: _entry(f"anarchon_entries[{job!r}].", overrides, default, keep)
+        for job, overrides in entries.items()
+    }
+
+
+def _entry(where: str, overrides: Any, default: Policy, keep: Any) -> Policy:
+    if not isinstance(overrides, Mapping):
+        raise ConfigurationError(f"{where[:-1]} = {overrides!r} is not a dict of overrides")
+    for name in overrides:
+        if name not in ENTRY_NAMES:
+            raise ConfigurationError(
+                f"{where}{name} is not an override; there are {', '.join(sorted(ENTRY_NAMES))}"
+            )
+    return _policy(where, overrides, default, keep)
+
+
+def _policy(where: str, given: Mapping[str, Any], base: Policy, keep: Any) -> Policy:
+    """Return *base* with what is *given*; *where* begins the names in error texts."""
+    read: dict[str, Any] = {}
+    for name, value in given.items():
+        read[name] = _READERS[name](where + name, value)
+    if "timezone" in read:
+        read["zone"] = read.pop("timezone")
+    policy = replace(base, **read)
+    seconds = 2 * policy.max_late if keep is None else _duration("anarchon_keep", keep)
+    policy = replace(policy, keep=seconds)
+    if policy.keep <= policy.max_late + policy.splay:
+        raise ConfigurationError(
+            f"anarchon_keep = {policy.keep:g} s must be longer than {where}max_late "
+            f"({policy.max_late:g} s) and splay ({policy.splay:g} s) together, "
+            "or a late claim could win a slot again"
+        )
+    if policy.overlap == "skip" and policy.track != "run":
+        raise ConfigurationError(
+            f"{where}overlap = 'skip' needs {where}track = 'run': "
+            "with 'dispatch' a run ends when its message is sent, so runs never overlap"
+        )
+    return policy
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ConfigurationError(f"{name} = {value!r} must be a text that is not empty")
+    return value
+
+
+def _seconds(name: str, value: Any, *, positive: bool) -> float:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    valid = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not valid or not math.isfinite(seconds) or seconds < 0 or (positive and seconds == 0):
+        least = "more than 0" if positive else "0 or more"
+        raise ConfigurationError(f"{name} = {value!r} must be seconds, {least}, or a timedelta")
+    return float(seconds)
+
+
+def _duration(name: str, value: Any) -> float:
+    return _seconds(name, value, positive=True)
+
+
+def _splay(name: str, value: Any) -> float:
+    return _seconds(name, value, positive=False)
+
+
+def _lease(name: str, value: Any) -> float:
+    lease = _seconds(name, value, positive=True)
+    if lease < 1:
+        raise ConfigurationError(f"{name} = {value!r} must be 1 second or more")
+    return lease
+
+
+def _count(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigurationError(f"{name} = {value!r} must be a whole number, 1 or more")
+    return value
+
+
+def _one_of(*choices: str) -> Any:
+    def read(name: str, value: Any) -> Any:
+        if value not in choices:
+            raise ConfigurationError(
+                f"{name} = {value!r} must be one of {', '.join(map(repr, choices))}"
+            )
+        return value
+
+    return read
+
+
+def _zone(name: str, value: Any) -> tzinfo:
+    if isinstance(value, tzinfo):
+        return value
+    try:
+        return ZoneInfo(value)
+    except (KeyError, ValueError, TypeError, OSError) as exc:
+        raise ConfigurationError(
+            f"{name} = {value!r} is not a time zone; for example 'Europe/Berlin'"
+        ) from exc
+
+
+def _anchor(name: str, value: Any) -> datetime | float:
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    raise ConfigurationError(
+        f"{name} = {value!r} must be an aware datetime, or seconds since the epoch"
+    )
+
+
+_READERS = {
+    "max_late": _duration,
+    "catch_up": _one_of(*get_args(CatchUp)),
+    "lease": _lease,
+    "attempts": _count,
+    "track": _one_of(*get_args(Track)),
+    "overlap": _one_of(*get_args(Overlap)),
+    "timezone": _zone,
+    "splay": _splay,
+    "anchor": _anchor,
+}
