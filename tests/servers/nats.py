@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Sequence
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,7 @@ class NATSCluster(ServerSet):
     """Three NATS servers that replicate streams."""
 
     program = NATS.program
+    members: Sequence[NATS]
 
     def __init__(self) -> None:
         ports = [free_port() for _ in range(3)]
