@@ -17,6 +17,9 @@ EXTRAS = {
     "redis": ("redis", "redis"),
     "rediss": ("redis", "redis"),
     "redis+socket": ("redis", "redis"),
+    "sentinel": ("redis", "redis"),
+    "redis-cluster": ("redis", "redis"),
+    "rediss-cluster": ("redis", "redis"),
 }
 
 

@@ -1,0 +1,51 @@
+"""A job's history, a stream: one entry per change of a run, each a full picture of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from celery_anarchon.backends.redis.keys import decoded
+from celery_anarchon.types import Run, RunState
+
+__all__ = ("ENTRIES_PER_RUN", "Entry", "entries_for", "folded")
+
+#: ID and fields.
+Entry = tuple[bytes, Mapping[bytes, bytes]]
+
+#: Entries kept per run that the history must be able to tell: three attempts and an end.
+ENTRIES_PER_RUN = 4
+
+#: Runs that change while others begin are interleaved with them; so much is read beyond.
+INTERLEAVED = 100
+
+UNFINISHED = frozenset({RunState.RUNNING, RunState.RELEASED})
+
+
+def entries_for(limit: int) -> int:
+    """Return how many of the latest entries to read for *limit* runs."""
+    return limit * ENTRIES_PER_RUN + INTERLEAVED
+
+
+def folded(job: str, entries: Iterable[Entry]) -> list[Run]:
+    """Return the runs that *entries*, latest first, tell of."""
+    found: dict[bytes, Run] = {}
+    for entry_id, fields in entries:
+        slot = fields[b"slot"]
+        if slot not in found:
+            found[slot] = _told(job, entry_id, fields)
+    return list(found.values())
+
+
+def _told(job: str, entry_id: bytes, fields: Mapping[bytes, bytes]) -> Run:
+    state = RunState(fields[b"state"].decode())
+    changed = int(entry_id.partition(b"-")[0])
+    return Run(
+        job,
+        int(fields[b"slot"]),
+        int(fields[b"attempt"]),
+        state,
+        decoded(fields[b"replica"]),
+        decoded(fields[b"token"]),
+        int(fields[b"claimed"]),
+        None if state in UNFINISHED else changed,
+    )
