@@ -61,9 +61,8 @@ def test_cut_ends_connections_and_new_ones_are_served(proxy: Proxy) -> None:
         assert proxy.connections == 1
         proxy.cut()
         assert proxy.connections == 0
-        with pytest.raises(ConnectionError):
-            assert ping(connection) == b"", "an end of file would do as well"
-            ping(connection)
+        with pytest.raises(ConnectionError):  # a first one may end in an end of file
+            assert all(ping(connection) == b"" for _ in range(2))
     with socket.create_connection(("127.0.0.1", proxy.port), 5) as connection:
         assert ping(connection) == b"+PONG\r\n"
 
