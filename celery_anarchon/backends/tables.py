@@ -9,6 +9,7 @@ string (NUL, lone surrogates, emoji) whatever the encoding of the database, and 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from abc import abstractmethod
@@ -61,6 +62,7 @@ def told(text: str) -> str:
     return text.encode("ascii").decode("unicode_escape")
 
 
+@functools.lru_cache(maxsize=32768)
 def job_key(job: str) -> str:
     """Return the key of *job* in the tables, at most ``KEY_LENGTH + 1`` characters.
 
@@ -92,11 +94,10 @@ def statements(file: str, names: Mapping[str, str]) -> dict[str, str]:
 
     Arguments:
         file: its sections begin with a line ``-- name: …``; what precedes the first is its head.
-        names: what stands for ``{…}`` in it, quoted already.
+        names: what stands for each ``{name}`` in it, quoted already.
     """
     text = files(__package__).joinpath("sql", file).read_text(encoding="utf-8")
-    for name, quoted in names.items():
-        text = text.replace("{" + name + "}", quoted)
+    text = re.sub(r"\{(\w+)\}", lambda found: names[found[1]], text)
     _, *parts = re.split(r"^-- name: (\w+).*$", text, flags=re.MULTILINE)
     return {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
 
