@@ -29,7 +29,7 @@ demo: .venv-demo/.installed
 lint: .venv/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 format: .venv/.installed
 	$(BIN)/ruff check --fix .
