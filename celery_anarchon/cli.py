@@ -27,11 +27,14 @@ CLOCK_OFF = 5.0
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-def command(function: Callable[..., None]) -> Any:
-    """Make a subcommand of ``celery anarchon`` that takes the app and ``--json``."""
-    return anarchon.command(cls=CeleryCommand)(
-        json_option(click.pass_context(handle_preload_options(function)))
-    )
+def command(name: str) -> Callable[[Callable[..., None]], Any]:
+    """Make a function the subcommand *name* of ``celery anarchon``, with ``--json``."""
+
+    def decorate(function: Callable[..., None]) -> Any:
+        wrapped = json_option(click.pass_context(handle_preload_options(function)))
+        return anarchon.command(name, cls=CeleryCommand)(wrapped)
+
+    return decorate
 
 
 @click.group(name="anarchon")
@@ -55,7 +58,7 @@ def _show(value: Any, as_json: bool, lines: Callable[[], Iterable[str]]) -> None
     click.echo(text.encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
-@command
+@command("check")
 def check(ctx: click.Context, as_json: bool) -> None:
     """Check the settings, the schedule and the store; exit 1 when something is wrong."""
     report: dict[str, Any] = {"ok": True, "problems": []}
@@ -142,7 +145,7 @@ def _check_lines(report: dict[str, Any]) -> Iterable[str]:
     yield "OK" if report["ok"] else "NOT OK"
 
 
-@command
+@command("next")
 @click.option("--job", "job_name", help="Only this job.")
 @click.option(
     "-n",
@@ -202,6 +205,3 @@ def _next_lines(told: list[dict[str, Any]], zone: tzinfo) -> Iterable[str]:
             yield f"  {slot}  ({local:%a %Y-%m-%d %H:%M:%S %Z})"
         if not job["slots"]:
             yield "  never"
-
-
-next_.name = "next"

@@ -10,7 +10,7 @@ from celery_anarchon.claims import Asked
 from celery_anarchon.headers import run_header, task_id
 from celery_anarchon.jobs import to_datetime
 
-__all__ = ("stamped", "suspicious_options")
+__all__ = ("evaluate_arguments", "stamped", "suspicious_options")
 
 
 def stamped(asked: Asked, prefix: str) -> Any:
@@ -29,6 +29,18 @@ def stamped(asked: Asked, prefix: str) -> Any:
     entry.options = options
     entry.last_run_at = to_datetime(claim.slot)
     return entry
+
+
+def evaluate_arguments(entry: Any, lazy: type[Any]) -> None:
+    """Call the lazy arguments of a stamped entry now, and put their values in.
+
+    They are the user's code and may take long, so the lease is looked at after them.
+    """
+    entry.args = [value() if isinstance(value, lazy) else value for value in entry.args or ()]
+    entry.kwargs = {
+        name: value() if isinstance(value, lazy) else value
+        for name, value in (entry.kwargs or {}).items()
+    }
 
 
 def suspicious_options(entry: Any, warn: Callable[..., None]) -> None:

@@ -14,12 +14,16 @@ from celery_anarchon.errors import BackendError
 from celery_anarchon.jobs import to_datetime
 from celery_anarchon.types import FinalState
 
-__all__ = ("Outbox", "Postman")
+__all__ = ("LeaseLost", "Outbox", "Postman")
 
 #: How long a stopping replica may take to give its claims back, seconds.
 HAND_BACK = 1.5
 #: After so many broker errors in a row the rest of a batch is given back.
 HOPELESS = 3
+
+
+class LeaseLost(Exception):
+    """The lease may have run out, so the message must not be sent."""
 
 
 class Postman(Protocol):
@@ -75,9 +79,7 @@ class Outbox:
         failures = 0
         for asked in won:
             if not asked.fresh:
-                # It may have been taken over: the store decides, not this message.
-                self.let_go(asked)
-                self._tell(asked, "its lease ran out before its message was sent", logging.WARNING)
+                self._lease_lost(asked)
             elif failures < HOPELESS and self._postman.reach_broker():
                 failures = self._send_one(backend, asked, failures)
         self._finish(backend, won)
@@ -131,6 +133,9 @@ class Outbox:
             asked.ending = "done"
             asked.job.sent()
             return 0
+        if isinstance(error, LeaseLost):
+            self._lease_lost(asked)
+            return failures
         asked.job.rest()
         self.retry_soon = True
         if self._postman.is_broker_error(error):
@@ -144,6 +149,11 @@ class Outbox:
         else:
             asked.attempt += 1
         return 0
+
+    def _lease_lost(self, asked: Asked) -> None:
+        # It may have been taken over: the store decides what becomes of it, not this message.
+        self.let_go(asked)
+        self._tell(asked, "its lease ran out before its message was sent", logging.WARNING)
 
     def _finish(self, backend: Backend, won: Iterable[Asked]) -> None:
         """Tell the store which runs are done, and give back those whose message was not sent."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
-from celery.beat import ScheduleEntry, Scheduler
+from celery.beat import BeatLazyFunc, ScheduleEntry, Scheduler
 from celery.utils.log import get_logger
 from kombu import Connection
 from kombu.utils.objects import cached_property
@@ -20,11 +20,11 @@ from celery_anarchon.backends import Backend
 from celery_anarchon.backends.base import blot
 from celery_anarchon.claims import Asked, ask, batches, claim_for
 from celery_anarchon.clock import StoreClock
-from celery_anarchon.dispatch import stamped, suspicious_options
+from celery_anarchon.dispatch import evaluate_arguments, stamped, suspicious_options
 from celery_anarchon.errors import AnarchonError, BackendError, ConfigurationError
 from celery_anarchon.health import Health
 from celery_anarchon.jobs import Job, to_datetime
-from celery_anarchon.outbox import Outbox
+from celery_anarchon.outbox import LeaseLost, Outbox
 from celery_anarchon.settings import Settings, read_settings
 from celery_anarchon.types import Outcome, RunState
 
@@ -319,8 +319,15 @@ class AnarchonScheduler(Scheduler):
 
     def publish(self, asked: Asked) -> BaseException | None:
         """Send the message of a won claim; return the error where that failed."""
-        self._publish_error = NOT_SENT
         entry = stamped(asked, self.settings.prefix)
+        try:
+            evaluate_arguments(entry, BeatLazyFunc)
+        except Exception as exc:
+            logger.error("anarchon: the lazy arguments of %r: %r", entry.name, exc, exc_info=True)
+            return exc
+        if not asked.fresh:
+            return LeaseLost(f"the lease of {entry.name!r} ran out while its arguments were made")
+        self._publish_error = NOT_SENT
         self.apply_entry(entry, producer=self.producer)
         if self._publish_error is None:
             asked.job.entry.last_run_at = entry.last_run_at
