@@ -17,6 +17,8 @@ EXTRAS = {
     "redis": ("redis", "redis"),
     "rediss": ("redis", "redis"),
     "redis+socket": ("redis", "redis"),
+    "postgresql": ("psycopg2", "postgresql"),
+    "postgres": ("psycopg2", "postgresql"),
     "sentinel": ("redis", "redis"),
     "redis-cluster": ("redis", "redis"),
     "rediss-cluster": ("redis", "redis"),

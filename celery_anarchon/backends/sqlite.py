@@ -26,11 +26,11 @@ from celery_anarchon.backends.tables import (
     job_key,
     job_row,
     job_values,
+    named_runs,
     run_row,
     run_values,
     statements,
     table_prefix,
-    told,
 )
 from celery_anarchon.errors import AnarchonError, BackendError, ConfigurationError, Unsupported
 from celery_anarchon.types import StoreInfo, Traits
@@ -176,15 +176,15 @@ class SQLiteBackend(TablesBackend):
     def _read_expired(self, limit: int) -> tuple[list[RunRow], int]:
         def read(db: sqlite3.Connection) -> tuple[list[RunRow], int]:
             now = _now()
-            return _named(db.execute(self._sql["read_expired"], (now, limit))), now
+            return named_runs(db.execute(self._sql["read_expired"], (now, limit))), now
 
         return self._call(read)
 
     def _read_latest(self, job: str | None, limit: int) -> list[RunRow]:
         def read(db: sqlite3.Connection) -> list[RunRow]:
             if job is None:
-                return _named(db.execute(self._sql["read_latest_of_all"], (limit,)))
-            return _named(db.execute(self._sql["read_latest"], (job_key(job), limit)))
+                return named_runs(db.execute(self._sql["read_latest_of_all"], (limit,)))
+            return named_runs(db.execute(self._sql["read_latest"], (job_key(job), limit)))
 
         return self._call(read)
 
@@ -379,11 +379,6 @@ def _now() -> int:
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
-
-
-def _named(rows: Iterable[Any]) -> list[RunRow]:
-    """Return the runs of rows that begin with the whole name and the key of the job."""
-    return [run_row(told(name), columns) for name, _, *columns in rows]
 
 
 def _is_busy(exc: sqlite3.Error) -> bool:

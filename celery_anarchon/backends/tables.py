@@ -23,11 +23,14 @@ from celery_anarchon.backends.rules import JobRow, Ledger, RunRow, known_without
 from celery_anarchon.types import Claim, FinalState, JobState, Run, RunState, Verdict
 
 __all__ = (
+    "JOB_COLUMNS",
     "PRUNE_EVERY",
+    "RUN_COLUMNS",
     "Question",
     "TablesBackend",
     "job_key",
     "job_row",
+    "named_runs",
     "run_row",
     "run_values",
     "statements",
@@ -50,6 +53,13 @@ PLAIN_PREFIX = 40
 ENCODED_PREFIX = 48
 
 _LARGEST = 2**63 - 1
+
+#: The columns of the two tables, in schema order.
+JOB_COLUMNS = ("job", "name", "first_seen", "since", "fingerprint", "last_slot", "floor", "wins")
+RUN_COLUMNS = (
+    *("job", "slot", "state", "attempt", "token", "lease_until", "attempts", "late_at"),
+    *("forget_at", "replica", "claimed", "finished"),
+)
 
 
 def stored(text: str) -> str:
@@ -96,13 +106,13 @@ def statements(file: str, names: Mapping[str, str]) -> dict[str, str]:
         file: its sections begin with a line ``-- name: …``; what precedes the first is its head.
         names: what stands for each ``{name}`` in it, quoted already.
     """
-    text = files(__package__).joinpath("sql", file).read_text(encoding="utf-8")
+    text = (files(__package__) / "sql" / file).read_text(encoding="utf-8")
     text = re.sub(r"\{(\w+)\}", lambda found: names[found[1]], text)
     _, *parts = re.split(r"^-- name: (\w+).*$", text, flags=re.MULTILINE)
     return {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
 
 
-def _bounded(number: int) -> int:
+def bounded(number: int) -> int:
     """Return *number* as a 64-bit column can hold it: a lease of a million years is for ever."""
     return max(-_LARGEST, min(number, _LARGEST))
 
@@ -147,18 +157,23 @@ def run_row(name: str, columns: Sequence[Any]) -> RunRow:
     )
 
 
+def named_runs(rows: Iterable[Sequence[Any]]) -> list[RunRow]:
+    """Return the runs of rows that begin with the whole name and the key of the job."""
+    return [run_row(told(name), columns) for name, _, *columns in rows]
+
+
 def run_values(run: RunRow) -> tuple[Any, ...]:
     """Return the columns of *run*, in schema order."""
     return (
         job_key(run.job),
         run.slot,
         run.state.value,
-        _bounded(run.attempt),
+        bounded(run.attempt),
         stored(run.token),
-        _bounded(run.lease_until),
-        _bounded(run.attempts),
-        _bounded(run.late_at),
-        _bounded(run.forget_at),
+        bounded(run.lease_until),
+        bounded(run.attempts),
+        bounded(run.late_at),
+        bounded(run.forget_at),
         stored(run.replica),
         run.claimed,
         run.finished,

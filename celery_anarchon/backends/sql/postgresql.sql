@@ -1,0 +1,194 @@
+-- Tables and statements of the PostgreSQL store.
+--
+-- {jobs}: what is known of a job for ever. {runs}: one row for each run. {meta}: one row.
+-- Instants are bigint milliseconds since the epoch, UTC; slots by the schedule, all others by
+-- the database's clock. Text is ASCII, with the escapes of a Python string literal, so that it
+-- fits into a database of any encoding.
+--
+-- {jobs}
+--   job          key: the name; where that is longer than 255, cut and ending in its SHA-256
+--   name         the whole name where job is not, else NULL
+--   first_seen   when it was first registered, or NULL
+--   since        from when its fingerprint counts
+--   fingerprint  of its schedule, as last registered
+--   last_slot    the latest slot ever claimed, or NULL
+--   floor        runs at or before this slot may have been deleted: nobody wins them any more
+--   wins         number of runs won
+-- {runs}
+--   job, slot    which run
+--   state        running, released, done, failed, interrupted, skipped
+--   attempt      number of the latest attempt; token, replica, claimed: of that attempt
+--   lease_until  last instant of the lease; where released, when it was released
+--   attempts     how many attempts it may have
+--   late_at      last instant at which a released run may be claimed again
+--   forget_at    last instant at which it must be remembered
+--   finished     when it ended, or NULL
+-- {meta}
+--   version      of this schema
+--
+-- Lists are given as one JSON array of objects (shown by their members), so that a batch is a few statements whatever its
+-- size. Job keys compare by byte (COLLATE "C"), which is the order in which all replicas lock.
+
+-- name: schema
+CREATE TABLE IF NOT EXISTS {meta} (version integer NOT NULL);
+CREATE TABLE IF NOT EXISTS {jobs} (
+    job         text COLLATE "C" NOT NULL,
+    name        text,
+    first_seen  bigint,
+    since       bigint NOT NULL,
+    fingerprint text   NOT NULL,
+    last_slot   bigint,
+    floor       bigint NOT NULL,
+    wins        bigint NOT NULL,
+    CONSTRAINT {jobs_pkey} PRIMARY KEY (job)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
+CREATE TABLE IF NOT EXISTS {runs} (
+    job         text COLLATE "C" NOT NULL,
+    slot        bigint NOT NULL,
+    state       text   NOT NULL,
+    attempt     bigint NOT NULL,
+    token       text   NOT NULL,
+    lease_until bigint NOT NULL,
+    attempts    bigint NOT NULL,
+    late_at     bigint NOT NULL,
+    forget_at   bigint NOT NULL,
+    replica     text   NOT NULL,
+    claimed     bigint NOT NULL,
+    finished    bigint,
+    CONSTRAINT {runs_pkey} PRIMARY KEY (job, slot)
+) WITH (autovacuum_vacuum_scale_factor = 0.05);
+CREATE INDEX IF NOT EXISTS {runs_lease} ON {runs} (lease_until) WHERE state = 'running';
+CREATE INDEX IF NOT EXISTS {runs_alive} ON {runs} (job) WHERE state = 'running';
+CREATE INDEX IF NOT EXISTS {runs_free} ON {runs} (lease_until) WHERE state = 'released';
+INSERT INTO {meta} (version) SELECT {version} WHERE NOT EXISTS (SELECT FROM {meta});
+
+-- name: grants
+GRANT SELECT ON {meta} TO {role};
+GRANT SELECT, INSERT, UPDATE ON {jobs} TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {runs} TO {role};
+
+-- name: create
+BEGIN;
+SET LOCAL statement_timeout = {statement_ms};
+SET LOCAL lock_timeout = {lock_ms};
+SELECT pg_advisory_xact_lock({lock_key});
+
+-- name: version → version
+SET LOCAL statement_timeout = {statement_ms};
+SELECT max(version) FROM {meta};
+
+-- name: now → the clock
+SET LOCAL statement_timeout = {statement_ms};
+SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint;
+
+-- name: info → version, standby?, fsync, full_page_writes
+SET LOCAL statement_timeout = {statement_ms};
+SELECT current_setting('server_version'), pg_is_in_recovery(),
+       current_setting('fsync'), current_setting('full_page_writes');
+
+-- name: read_runs (runs: [job, slot]) → the clock, the columns of the run
+SET LOCAL statement_timeout = {statement_ms};
+SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint, r.*
+FROM json_to_recordset(%(runs)s) AS k (job text, slot bigint)
+JOIN {runs} AS r ON r.job = k.job COLLATE "C" AND r.slot = k.slot;
+
+-- name: read_jobs (jobs: [job]) → the columns of the jobs
+SET LOCAL statement_timeout = {statement_ms};
+SELECT j.* FROM json_to_recordset(%(jobs)s) AS k (job text)
+JOIN {jobs} AS j ON j.job = k.job COLLATE "C";
+
+-- name: read_expired (limit) → the clock, whole name, the columns of the run
+SET LOCAL statement_timeout = {statement_ms};
+SELECT c.now, coalesce(j.name, j.job), r.*
+FROM (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now OFFSET 0) AS c
+CROSS JOIN LATERAL (
+    (SELECT * FROM {runs} WHERE state = 'running' AND lease_until < c.now
+     ORDER BY lease_until LIMIT %(limit)s)
+    UNION ALL
+    (SELECT * FROM {runs} WHERE state = 'released' ORDER BY lease_until LIMIT %(limit)s)
+) AS r
+JOIN {jobs} AS j ON j.job = r.job ORDER BY r.lease_until LIMIT %(limit)s;
+
+-- name: read_latest (job, limit) → whole name, the columns of the run
+SET LOCAL statement_timeout = {statement_ms};
+SELECT coalesce(j.name, j.job), r.* FROM {runs} AS r JOIN {jobs} AS j ON j.job = r.job
+WHERE r.job = %(job)s ORDER BY r.slot DESC LIMIT %(limit)s;
+
+-- name: read_latest_of_all (limit) → whole name, the columns of the run
+SET LOCAL statement_timeout = {statement_ms};
+SELECT coalesce(j.name, j.job), r.* FROM {runs} AS r JOIN {jobs} AS j ON j.job = r.job
+ORDER BY r.slot DESC, r.job LIMIT %(limit)s;
+
+-- name: begin: the time-outs end what a client that hangs would hold for ever
+BEGIN ISOLATION LEVEL READ COMMITTED;
+SET LOCAL statement_timeout = {statement_ms};
+SET LOCAL lock_timeout = {lock_ms};
+SET LOCAL idle_in_transaction_session_timeout = {idle_ms};
+SELECT set_config('synchronous_commit', 'on', true)
+WHERE current_setting('synchronous_commit') = 'off';
+
+-- name: lock_or_add (jobs: [job, name])
+INSERT INTO {jobs} AS j (job, name, since, fingerprint, floor, wins)
+SELECT k.job, k.name, 0, '', 0, 0 FROM json_to_recordset(%(jobs)s) AS k (job text, name text)
+ORDER BY k.job COLLATE "C"
+ON CONFLICT (job) DO UPDATE SET wins = j.wins;
+
+-- name: lock (jobs: [job])
+SELECT FROM {jobs}
+WHERE job IN (SELECT k.job COLLATE "C" FROM json_to_recordset(%(jobs)s) AS k (job text))
+ORDER BY job FOR NO KEY UPDATE;
+
+-- name: load (jobs: [job]; runs: [job, slot]) → the clock, the columns of the job, of the run
+SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint, j.*, r.*
+FROM json_to_recordset(%(jobs)s) AS a (job text)
+JOIN {jobs} AS j ON j.job = a.job COLLATE "C"
+LEFT JOIN (
+    json_to_recordset(%(runs)s) AS k (job text, slot bigint)
+    JOIN {runs} AS r ON r.job = k.job COLLATE "C" AND r.slot = k.slot
+) ON r.job = j.job;
+
+-- name: load_alive (alive: [job]) → the columns of the running runs
+SELECT r.* FROM json_to_recordset(%(alive)s) AS k (job text)
+JOIN {runs} AS r ON r.job = k.job COLLATE "C" AND r.state = 'running';
+
+-- name: write_jobs (jobs: [the columns])
+UPDATE {jobs} AS j
+SET first_seen = k.first_seen, since = k.since, fingerprint = k.fingerprint,
+    last_slot = k.last_slot, floor = k.floor, wins = k.wins
+FROM json_to_recordset(%(jobs)s) AS k (
+    job text, first_seen bigint, since bigint, fingerprint text, last_slot bigint,
+    floor bigint, wins bigint
+)
+WHERE j.job = k.job COLLATE "C";
+
+-- name: write_runs (runs: [the columns])
+INSERT INTO {runs}
+SELECT k.* FROM json_to_recordset(%(runs)s) AS k (
+    job text, slot bigint, state text, attempt bigint, token text, lease_until bigint,
+    attempts bigint, late_at bigint, forget_at bigint, replica text, claimed bigint,
+    finished bigint
+)
+ON CONFLICT (job, slot) DO UPDATE
+SET state = excluded.state, attempt = excluded.attempt, token = excluded.token,
+    lease_until = excluded.lease_until, attempts = excluded.attempts,
+    late_at = excluded.late_at, forget_at = excluded.forget_at, replica = excluded.replica,
+    claimed = excluded.claimed, finished = excluded.finished;
+
+-- name: prune (prune: [job]; now; offset: history - 1; step: at most so many of each job)
+WITH edge AS (
+    SELECT k.job, (SELECT r.slot FROM {runs} AS r WHERE r.job = k.job COLLATE "C"
+                   ORDER BY r.slot DESC OFFSET %(offset)s LIMIT 1) AS slot
+    FROM json_to_recordset(%(prune)s) AS k (job text)
+), old AS (
+    SELECT o.job, o.slot FROM edge CROSS JOIN LATERAL (
+        SELECT r.job, r.slot FROM {runs} AS r
+        WHERE r.job = edge.job COLLATE "C" AND r.slot < edge.slot AND r.forget_at < %(now)s
+          AND r.state NOT IN ('running', 'released')
+        ORDER BY r.slot LIMIT %(step)s
+    ) AS o
+), gone AS (
+    DELETE FROM {runs} AS r USING old WHERE r.job = old.job AND r.slot = old.slot
+    RETURNING r.job, r.slot
+)
+UPDATE {jobs} AS j SET floor = greatest(j.floor, g.slot)
+FROM (SELECT job, max(slot) AS slot FROM gone GROUP BY job) AS g WHERE j.job = g.job;
