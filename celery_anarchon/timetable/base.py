@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import reprlib
 from abc import ABC, abstractmethod
 from datetime import datetime, timedelta, timezone
 from typing import Any, ClassVar
 
 from celery_anarchon.errors import ConfigurationError
 
-__all__ = ("EPOCH", "Timetable", "from_ms", "refusal", "to_ms")
+__all__ = ("EPOCH", "Timetable", "from_ms", "refusal", "show", "to_ms")
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -40,6 +41,12 @@ def from_ms(ms: int) -> datetime | None:
         return EPOCH + timedelta(milliseconds=ms)
     except OverflowError:
         return None
+
+
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = 200
+#: The ``repr`` of a value for an error: cut to 200 characters, and safe where repr itself fails.
+show = _repr.repr
 
 
 def refusal(job: str | None, fault: str, cure: str) -> ConfigurationError:

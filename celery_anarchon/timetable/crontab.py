@@ -11,7 +11,7 @@ from functools import partial
 from operator import index
 from typing import Any
 
-from celery_anarchon.timetable.base import refusal
+from celery_anarchon.timetable.base import refusal, show
 from celery_anarchon.timetable.pattern import CalendarPattern, month_days
 from celery_anarchon.timetable.walls import WallTimetable
 from celery_anarchon.timetable.zones import Zone
@@ -68,7 +68,7 @@ def _numbers(
     if numbers is None or any(not low <= number <= high for number in numbers):
         raise refusal(
             job,
-            f"the crontab's {name} is {values!r}",
+            f"the crontab's {name} is {show(values)}",
             f"give whole numbers from {low} to {high}, or a text such as '*/5'",
         )
     return numbers

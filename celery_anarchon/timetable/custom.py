@@ -14,7 +14,7 @@ from typing import Any
 
 from celery.schedules import BaseSchedule
 
-from celery_anarchon.timetable.base import EPOCH, Timetable, from_ms, refusal, to_ms
+from celery_anarchon.timetable.base import EPOCH, Timetable, from_ms, refusal, show, to_ms
 from celery_anarchon.timetable.zones import Zone, as_zone
 
 __all__ = ("ChainedTimetable", "ClockedTimetable", "OwnTimetable", "custom_rule")
@@ -85,7 +85,7 @@ class OwnTimetable(Timetable):
         if not isinstance(answer, datetime) or answer.utcoffset() is None:
             raise refusal(
                 self._job,
-                f"{self._schedule!r}.{method}({instant}) answered {answer!r}",
+                f"{show(self._schedule)}.{method}({instant}) answered {show(answer)}",
                 "let it return a datetime with a time zone, or None",
             )
         return to_ms(answer)
@@ -93,7 +93,7 @@ class OwnTimetable(Timetable):
     def _wrong(self, method: str, ms: int, slot: int, fault: str) -> Exception:
         return refusal(
             self._job,
-            f"{self._schedule!r}.{method}({from_ms(ms)}) answered {from_ms(slot)}, which is "
+            f"{show(self._schedule)}.{method}({from_ms(ms)}) answered {from_ms(slot)}, which is "
             f"{fault} it",
             "let at_or_before return what lies at or before its argument, after what lies after",
         )
@@ -148,7 +148,9 @@ class ChainedTimetable(Timetable):
         raise self._useless(f"it was not due until {from_ms(clock.ms)}, asked {_PATIENCE:,} times")
 
     def _useless(self, fault: str) -> Exception:
-        return refusal(self._job, f"no next slot is known of {self._schedule!r}: {fault}", _CURE)
+        return refusal(
+            self._job, f"no next slot is known of {show(self._schedule)}: {fault}", _CURE
+        )
 
 
 class _Clock:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from celery.schedules import BaseSchedule, schedstate
 from croniter import CroniterBadDateError, croniter
 
-from celery_anarchon.timetable.base import Timetable, refusal
+from celery_anarchon.timetable.base import Timetable, refusal, show
 from celery_anarchon.timetable.crontab import ALL_HOURS
 from celery_anarchon.timetable.pattern import CalendarPattern, DayRule, month_days
 from celery_anarchon.timetable.walls import WallTimetable
@@ -83,7 +83,7 @@ class cron(BaseSchedule):  # type: ignore[misc]
         app: Any = None,
     ) -> None:
         if not isinstance(expression, str):
-            raise refusal(None, f"the cron expression is {expression!r}", _CURE)
+            raise refusal(None, f"the cron expression is {show(expression)}", _CURE)
         self.expression = " ".join(expression.split())
         self.zone = zone
         self.fields = _parse(self.expression)
@@ -169,19 +169,21 @@ def _parse(expression: str) -> _Fields:
     if any(_RANDOM.fullmatch(part) for text in texts for part in text.split(",")):
         raise refusal(
             None,
-            f"the cron expression {expression!r} is random or hashed",
+            f"the cron expression {show(expression)} is random or hashed",
             "write fixed numbers, and use the splay option to spread jobs",
         )
     if len(texts) not in (5, 6):
-        raise refusal(None, f"the cron expression {expression!r} has {len(texts)} fields", _CURE)
+        raise refusal(
+            None, f"the cron expression {show(expression)} has {len(texts)} fields", _CURE
+        )
     try:
         expanded, nth = croniter.expand(" ".join(texts), second_at_beginning=len(texts) == 6)
     # croniter raises ValueError and its children, and lets some of Python's own slip through.
     except (ValueError, LookupError, TypeError, AttributeError) as exc:
-        reason = str(exc).strip().splitlines()
+        reason = (str(exc).strip().splitlines() or [repr(exc)])[-1]
         raise refusal(
             None,
-            f"the cron expression {expression!r} can't be read ({reason[-1] if reason else exc!r})",
+            f"the cron expression {show(expression)} can't be read ({show(reason)})",
             _CURE,
         ) from exc
     minutes, hours, days, months, weekdays, *seconds = expanded
@@ -190,7 +192,7 @@ def _parse(expression: str) -> _Fields:
     either = days != ["*"] and weekdays != ["*"]
     special = not plain or either or "w" in day_text.lower()
     nths = sorted((str(day), sorted(map(str, which))) for day, which in nth.items())
-    text = day_text.lower() if "w" in day_text.lower() else repr(days)
+    text = day_text.lower() if "w" in day_text.lower() else sorted(map(str, days))
     return _Fields(
         seconds=_numbers(seconds[0], range(60)) if seconds else (0,),
         minutes=_numbers(minutes, range(60)),
@@ -199,7 +201,7 @@ def _parse(expression: str) -> _Fields:
         days=None if special or days == ["*"] else _numbers(days, range(0)),
         weekdays=None if special or weekdays == ["*"] else _numbers(weekdays, range(0)),
         special=(day_text, weekday_text) if special else None,
-        canonical=f"{text} {weekdays!r} {nths!r}" if special else "",
+        canonical=f"{text} {sorted(map(str, weekdays))} {nths}" if special else "",
     )
 
 

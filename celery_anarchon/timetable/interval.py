@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from numbers import Real
 from typing import Any
 
-from celery_anarchon.timetable.base import EPOCH, Timetable, refusal
+from celery_anarchon.timetable.base import EPOCH, Timetable, refusal, show
 from celery_anarchon.timetable.pattern import PeriodPattern
 from celery_anarchon.timetable.walls import WallTimetable
 from celery_anarchon.timetable.zones import Zone
@@ -126,9 +126,9 @@ def _period(every: Any, job: str | None) -> int:
             every = timedelta(seconds=every)  # type: ignore[arg-type]
         # NaN, infinite, or beyond what timedelta holds; a fraction that is no float.
         except (ValueError, OverflowError, TypeError):
-            raise refusal(job, f"the interval is {every!r} seconds", cure) from None
+            raise refusal(job, f"the interval is {show(every)} seconds", cure) from None
     if not isinstance(every, timedelta):
-        raise refusal(job, f"the interval is {every!r}", cure)
+        raise refusal(job, f"the interval is {show(every)}", cure)
     period = every // _MICROSECOND
     if period < 1000:
         raise refusal(job, f"the interval is {every.total_seconds()!r} seconds", cure)
@@ -143,6 +143,6 @@ def _anchor(anchor: Any, job: str | None) -> int:
         return round(anchor * 1_000_000)
     raise refusal(
         job,
-        f"the anchor is {anchor!r}",
+        f"the anchor is {show(anchor)}",
         "give a datetime with a time zone, or seconds since the epoch",
     )

@@ -11,7 +11,7 @@ from typing import Any
 from celery.schedules import BaseSchedule, crontab, solar
 from celery.schedules import schedule as interval
 
-from celery_anarchon.timetable.base import Timetable, refusal
+from celery_anarchon.timetable.base import Timetable, refusal, show
 from celery_anarchon.timetable.crontab import crontab_timetable
 from celery_anarchon.timetable.custom import ChainedTimetable, ClockedTimetable, OwnTimetable
 from celery_anarchon.timetable.expression import cron, cron_timetable
@@ -83,7 +83,7 @@ def timetable(
     if anchor is not None:
         raise refusal(
             job,
-            f"the anchor {anchor!r} is set for {schedule!r}, which is no interval",
+            f"the anchor {show(anchor)} is set for {show(schedule)}, which is no interval",
             "leave it out: an anchor moves the phase of an interval",
         )
     if kind is crontab or _named(kind, _TZ_CRONTAB):
@@ -162,7 +162,7 @@ def _own_zone(schedule: Any, base: type | None, zone: Zone, job: str | None) -> 
 def _clocked(schedule: Any, job: str | None) -> ClockedTimetable:
     when = schedule.clocked_time
     if not isinstance(when, datetime) or when.utcoffset() is None:
-        raise refusal(job, f"the clocked time is {when!r}", "give a datetime with a time zone")
+        raise refusal(job, f"the clocked time is {show(when)}", "give a datetime with a time zone")
     return ClockedTimetable(when)
 
 
@@ -174,14 +174,14 @@ def _custom(schedule: Any, zone: Zone, job: str | None) -> Timetable:
         if any(own):
             raise refusal(
                 job,
-                f"{schedule!r} has one of the methods at_or_before and after",
+                f"{show(schedule)} has one of the methods at_or_before and after",
                 "give its class both, or neither",
             )
         if isinstance(schedule, BaseSchedule):
             return ChainedTimetable(schedule, zone, job)
     raise refusal(
         job,
-        f"the schedule is {schedule!r}",
+        f"the schedule is {show(schedule)}",
         "give seconds, a timedelta, crontab(…), solar(…), celery_anarchon.cron('…') or an "
         "instance of another celery.schedules.BaseSchedule",
     )

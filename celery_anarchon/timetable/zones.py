@@ -14,7 +14,7 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 from zoneinfo import ZoneInfo
 
-from celery_anarchon.timetable.base import EPOCH, refusal
+from celery_anarchon.timetable.base import EPOCH, refusal, show
 
 __all__ = ("DAY", "FOREVER", "Span", "Zone", "as_zone")
 
@@ -137,7 +137,7 @@ def as_zone(zone: str | tzinfo, job: str | None = None) -> Zone:
     if not isinstance(tz, tzinfo):
         raise refusal(
             job,
-            f"the time zone {zone!r} is a {type(zone).__name__}",
+            f"the time zone {show(zone)} is a {type(zone).__name__}",
             'give a name such as "Europe/Berlin", or a tzinfo',
         )
     found = _zones.get(id(tz))
@@ -153,7 +153,7 @@ def _find(name: str, job: str | None) -> tzinfo:
     except (LookupError, OSError, ValueError) as exc:
         raise refusal(
             job,
-            f"there is no time zone {name!r}",
+            f"there is no time zone {show(name)}",
             'use a name of the zone database such as "Europe/Berlin" '
             "(where the system has none, install tzdata)",
         ) from exc
