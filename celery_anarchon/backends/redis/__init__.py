@@ -13,6 +13,9 @@ __all__ = ("redis_backend",)
 #: Strategy → module and class in this package.
 CLASSES = {
     "lease": ("lease", "LeaseBackend"),
+    "stream-id": ("stream_id", "StreamIdBackend"),
+    "idmp": ("idmp", "IdmpBackend"),
+    "script": ("script", "ScriptBackend"),
 }
 
 

@@ -160,6 +160,8 @@ def parse(url: str) -> Address:
     strategy = options.pop("strategy", "lease")
     wait = int(options.pop("wait", 0))
     wait_timeout = options.pop("wait_timeout", 1.0)
+    if wait and kind == "cluster":
+        raise refuse("wait is not supported on a Cluster; set min-replicas-to-write on its nodes")
     if wait_timeout >= options["socket_timeout"]:
         raise refuse("wait_timeout must be less than socket_timeout")
     service, path = "", unquote(parts.path)

@@ -34,10 +34,11 @@ from celery_anarchon.backends.base import blot
 from celery_anarchon.backends.redis.address import Address
 from celery_anarchon.errors import BackendError
 
-__all__ = ("Client", "Part", "Script")
+__all__ = ("Argument", "Client", "Command", "Part", "Script")
 
 T = TypeVar("T")
 Argument = bytes | str | int | float
+Command = tuple[Argument, ...]
 
 #: A Cluster node refused to run a command, which another one will.
 ELSEWHERE = (MovedError, AskError, TryAgainError, ClusterDownError)
@@ -137,20 +138,20 @@ class Client:
 
         return self.ask(question)
 
-    def commands(self, commands: Sequence[tuple[Argument, ...]]) -> list[Any]:
-        """Return the replies to single-key read commands, in one round trip or one per node.
+    def commands(self, commands: Sequence[Command]) -> list[Any]:
+        """Return the replies to *commands*, in one round trip, or on Cluster one per node.
 
-        The key stands second in each command.
+        Each has one key, and is safe to send twice.
         """
+        return self._sent(commands, wait=0) if commands else []
 
-        def question(connection: Any, _: bool) -> list[Any]:
-            pipeline = connection.pipeline(transaction=False)
-            for command in commands:
-                pipeline.execute_command(*command)
-            replies: list[Any] = pipeline.execute()
-            return replies
+    def write(self, commands: Sequence[Command], *, refusal: str = "") -> list[Any]:
+        """Return the replies as :meth:`commands` does, once enough replicas have confirmed.
 
-        return self.ask(question) if commands else []
+        Arguments:
+            refusal: an error that says this is no error, and its reply is None.
+        """
+        return self._sent(commands, self.address.wait, refusal) if commands else []
 
     def close(self) -> None:
         """Let go of the connection; the next question makes a new one."""
@@ -167,19 +168,33 @@ class Client:
         pipeline = connection.pipeline(transaction=False)
         for call in calls:
             pipeline.execute_command("EVALSHA", call.script.sha, *call.tail)
-        replies = self._executed(pipeline)
+        replies = self._executed(pipeline, self.address.wait)
         for index, reply in enumerate(replies):
             if isinstance(reply, NoScriptError):
                 pipeline = connection.pipeline(transaction=False)
                 pipeline.execute_command("EVAL", calls[index].script.text, *calls[index].tail)
-                replies[index] = self._executed(pipeline)[0]
+                replies[index] = self._executed(pipeline, self.address.wait)[0]
             if isinstance(replies[index], Exception) and not isinstance(replies[index], ELSEWHERE):
                 raise replies[index]
         return replies
 
-    def _executed(self, pipeline: Any) -> list[Any]:
-        """Return the replies of *pipeline*, errors among them, once enough replicas confirmed."""
-        wait = self.address.wait
+    def _sent(self, commands: Sequence[Command], wait: int, refusal: str = "") -> list[Any]:
+        def question(connection: Any, _: bool) -> list[Any]:
+            pipeline = connection.pipeline(transaction=False)
+            for command in commands:
+                pipeline.execute_command(*command)
+            replies = self._executed(pipeline, wait)
+            for index, reply in enumerate(replies):
+                if isinstance(reply, Exception):
+                    if not refusal or refusal not in str(reply):
+                        raise reply
+                    replies[index] = None
+            return replies
+
+        return self.ask(question)
+
+    def _executed(self, pipeline: Any, wait: int) -> list[Any]:
+        """Return the replies of *pipeline*, errors among them, once *wait* replicas confirmed."""
         if wait:
             pipeline.execute_command("WAIT", wait, round(self.address.wait_timeout * 1000))
         replies: list[Any] = pipeline.execute(raise_on_error=False)

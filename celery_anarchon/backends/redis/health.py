@@ -14,15 +14,16 @@ from celery_anarchon.types import StoreInfo
 __all__ = ("check_server",)
 
 
-def check_server(client: Client, needs: tuple[int, ...], shown: str) -> StoreInfo:
+def check_server(client: Client, needs: tuple[int, ...], only: str, shown: str) -> StoreInfo:
     """Return what the server is, and what of it should be mended.
 
     Arguments:
         needs: the version that the strategy needs.
+        only: the kind of server that it holds on, or empty for any.
         shown: the URL without its password.
 
     Raises:
-        Unsupported: the server is older.
+        Unsupported: the server is older, or of another kind.
     """
 
     def question(connection: Any, _: bool) -> tuple[Mapping[str, Any], str | None]:
@@ -31,9 +32,12 @@ def check_server(client: Client, needs: tuple[int, ...], shown: str) -> StoreInf
 
     facts, save_points = client.ask(question)
     kind, version = _kind_and_version(facts)
-    if _numbers(facts["redis_version"]) < needs:
+    if _numbers(facts["redis_version"]) < needs or only not in ("", kind):
         wanted = ".".join(map(str, needs))
-        raise Unsupported(f"{shown}: found {kind} {version}, but Redis {wanted} is needed")
+        cure = "; strategy=lease, stream-id and script work on it" if only else ""
+        raise Unsupported(
+            f"{shown}: found {kind} {version}, but Redis {wanted} or later is needed{cure}"
+        )
     warnings = [*_eviction(facts), *_role(facts), *_persistence(facts, save_points)]
     if client.cluster:
         kind = f"{kind} Cluster"

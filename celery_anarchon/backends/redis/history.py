@@ -27,22 +27,26 @@ def entries_for(limit: int) -> int:
 
 
 def folded(job: str, entries: Iterable[Entry]) -> list[Run]:
-    """Return the runs that *entries*, latest first, tell of."""
+    """Return the runs that *entries*, latest first, tell of.
+
+    Where a strategy writes less: the slot is the ID, the attempt the first, and a run is running,
+    for nothing is known of its end.
+    """
     found: dict[bytes, Run] = {}
     for entry_id, fields in entries:
-        slot = fields[b"slot"]
+        slot = fields.get(b"slot", entry_id.partition(b"-")[0])
         if slot not in found:
-            found[slot] = _told(job, entry_id, fields)
+            found[slot] = _told(job, slot, entry_id, fields)
     return list(found.values())
 
 
-def _told(job: str, entry_id: bytes, fields: Mapping[bytes, bytes]) -> Run:
-    state = RunState(fields[b"state"].decode())
+def _told(job: str, slot: bytes, entry_id: bytes, fields: Mapping[bytes, bytes]) -> Run:
+    state = RunState(fields.get(b"state", b"running").decode())
     changed = int(entry_id.partition(b"-")[0])
     return Run(
         job,
-        int(fields[b"slot"]),
-        int(fields[b"attempt"]),
+        int(slot),
+        int(fields.get(b"attempt", 1)),
         state,
         decoded(fields[b"replica"]),
         decoded(fields[b"token"]),

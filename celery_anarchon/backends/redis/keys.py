@@ -1,8 +1,8 @@
 """How jobs become keys: injective, and one hash tag for all keys of a job.
 
-A key reads ``<prefix>:{<shard>}:<kind>[:<job>]``. Redis Cluster hashes what stands between the
-first ``{`` and the next ``}``, so braces in the prefix are percent-encoded; after the tag they
-do no harm, and a job's name goes in as it is.
+A key reads ``<prefix>:{[<strategy>.]<shard>}:<kind>[:<job>]``. Redis Cluster hashes what stands
+between the first ``{`` and the next ``}``, so braces in the prefix are percent-encoded; after the
+tag they do no harm, and a job's name goes in as it is.
 """
 
 from __future__ import annotations
@@ -26,12 +26,17 @@ def decoded(data: bytes) -> str:
 
 
 class Keys:
-    """The keys of one prefix."""
+    """The keys of one prefix and strategy.
 
-    def __init__(self, prefix: str) -> None:
+    Each strategy but ``lease`` has its name in the tag: to change the strategy is to begin anew,
+    not to misread what another one wrote.
+    """
+
+    def __init__(self, prefix: str, strategy: str = "lease") -> None:
         for char in "%{}":
             prefix = prefix.replace(char, f"%{ord(char):02X}")
-        self._shards = [encoded(f"{prefix}:{{{shard}}}:") for shard in range(SHARDS)]
+        space = "" if strategy == "lease" else f"{strategy}."
+        self._shards = [encoded(f"{prefix}:{{{space}{shard}}}:") for shard in range(SHARDS)]
 
     def shard(self, job: str) -> int:
         """Return the shard of *job*, the same on every replica for ever."""

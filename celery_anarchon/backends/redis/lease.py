@@ -11,7 +11,13 @@ from celery_anarchon.backends.redis.address import Address
 from celery_anarchon.backends.redis.client import Argument, Part, Script
 from celery_anarchon.backends.redis.history import ENTRIES_PER_RUN, entries_for, folded
 from celery_anarchon.backends.redis.keys import SHARDS, decoded, encoded
-from celery_anarchon.backends.redis.store import Asked, RedisStore, chunks, claim_items
+from celery_anarchon.backends.redis.store import (
+    Asked,
+    RedisStore,
+    chunks,
+    claim_items,
+    milliseconds,
+)
 from celery_anarchon.types import Claim, FinalState, Outcome, Run, RunState, Traits, Verdict
 
 __all__ = ("LeaseBackend",)
@@ -122,11 +128,6 @@ class LeaseBackend(RedisStore):
     def _taken(self, shards: Sequence[bytes], limit: int) -> list[Run]:
         head = ("expired", self._replica, self.history * ENTRIES_PER_RUN, limit)
         return [told(reply) for reply in self._client.run(LEASE, head, [Part(s) for s in shards])]
-
-
-def milliseconds(seconds: float) -> int:
-    """Return *seconds* as whole milliseconds, rounded to the nearest."""
-    return round(seconds * 1000)
 
 
 def terms(claim: Claim) -> str:

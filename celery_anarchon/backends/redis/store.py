@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from celery_anarchon.backends.base import Backend, blot, refuse_options
 from celery_anarchon.backends.redis.address import Address
@@ -13,7 +13,7 @@ from celery_anarchon.backends.redis.health import check_server
 from celery_anarchon.backends.redis.keys import SHARDS, Keys, decoded, encoded
 from celery_anarchon.types import Claim, JobState, StoreInfo
 
-__all__ = ("Asked", "RedisStore", "chunks", "claim_items")
+__all__ = ("Asked", "RedisStore", "chunks", "claim_items", "milliseconds")
 
 T = TypeVar("T")
 
@@ -56,13 +56,15 @@ class RedisStore(Backend):
     """
 
     #: The oldest server on which the strategy holds.
-    needs_version: tuple[int, ...] = (6, 2)
+    needs_version: ClassVar[tuple[int, ...]] = (6, 2)
+    #: The kind of server that it holds on; empty for any.
+    needs_kind: ClassVar[str] = ""
 
     def __init__(self, address: Address, **options: Any) -> None:
         super().__init__(address.url, **refuse_options(address.url, options))
         self.address = address
         self._client = Client(address)
-        self._keys = Keys(self.prefix)
+        self._keys = Keys(self.prefix, address.strategy)
 
     def register(self, fingerprints: Mapping[str, str]) -> dict[str, JobState]:
         states: dict[str, JobState] = {}
@@ -104,7 +106,7 @@ class RedisStore(Backend):
         return self._client.ask(question)
 
     def info(self) -> StoreInfo:
-        return check_server(self._client, self.needs_version, blot(self.url))
+        return check_server(self._client, self.needs_version, self.needs_kind, blot(self.url))
 
     def close(self) -> None:
         self._client.close()
@@ -114,6 +116,11 @@ def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     """Yield *items* in runs of at most *size*."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
+
+
+def milliseconds(seconds: float) -> int:
+    """Return *seconds* as whole milliseconds, rounded to the nearest."""
+    return round(seconds * 1000)
 
 
 def claim_items(claims: Sequence[Claim]) -> list[tuple[str, tuple[Argument, ...]]]:
