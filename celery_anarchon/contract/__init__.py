@@ -45,7 +45,15 @@ from celery_anarchon.contract.claims import (  # noqa: E402
 from celery_anarchon.contract.history import HistoryContract  # noqa: E402
 from celery_anarchon.contract.jobs import JobMemoryContract  # noqa: E402
 from celery_anarchon.contract.leases import LeaseContract  # noqa: E402
+from celery_anarchon.contract.model import ModelContract  # noqa: E402
 from celery_anarchon.contract.names import ODD_NAMES  # noqa: E402
+from celery_anarchon.contract.races import (  # noqa: E402
+    KillContract,
+    LeaseRaceContract,
+    LeaseRestartContract,
+    RaceContract,
+    RestartContract,
+)
 from celery_anarchon.contract.store import Address, Store  # noqa: E402
 
 __all__ = (
@@ -55,7 +63,13 @@ __all__ = (
     "ClaimOnlyContract",
     "HistoryContract",
     "JobMemoryContract",
+    "KillContract",
     "LeaseContract",
+    "LeaseRaceContract",
+    "LeaseRestartContract",
+    "ModelContract",
+    "RaceContract",
     "ResendContract",
+    "RestartContract",
     "Store",
 )

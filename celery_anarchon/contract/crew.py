@@ -1,8 +1,7 @@
 """Other claimants: processes, or threads where a store lives in one process.
 
 A crew's members wait until a task is handed out, open a connection of their own, start the task
-together behind a barrier, and hand back what it returns. This module imports no pytest, and a
-member imports it alone.
+at the same instant, and hand back what it returns. A member imports no pytest.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -51,19 +51,19 @@ class Crew:
         return self.results()
 
     def begin(self, store: Store, task: Task, arguments: Sequence[tuple[Any, ...]]) -> None:
-        """Hand the task to all members without waiting for it."""
+        """Let all members start, without waiting for their results."""
         if not self._members:
-            self._start()
+            self._members = [_Process(number) for number in range(self.size)]
         for member, own in zip(self._members, arguments, strict=True):
             member.pipe.send((task, store.address, own))
+        self._gather()
+        start = time.time() + 0.005
+        for member in self._members:
+            member.pipe.send(start)
 
     def results(self) -> list[Any]:
         """Wait for all members that live, and return their results; None of one that was killed."""
-        try:
-            return _values([member.answer() for member in self._members])
-        except BaseException:
-            self.close()  # what is under way must not meet the next task
-            raise
+        return self._gather()
 
     def kill(self, number: int) -> None:
         """End one member with SIGKILL, wherever it is in its task."""
@@ -80,33 +80,33 @@ class Crew:
             member.end()
         self._members.clear()
 
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        barrier = context.Barrier(self.size)
-        for number in range(self.size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(number, theirs, barrier), daemon=True)
-            process.start()
-            theirs.close()
-            self._members.append(_Process(process, ours))
+    def _gather(self) -> list[Any]:
+        try:
+            return _values([member.answer() for member in self._members])
+        except BaseException:
+            self.close()  # what is under way must not meet the next task
+            raise
 
 
 class _Process:
     """A member, as its crew sees it."""
 
-    def __init__(self, process: Any, pipe: Any) -> None:
-        self.process = process
-        self.pipe = pipe
+    def __init__(self, number: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(number, theirs), daemon=True)
+        self.process.start()
         self.killed = False
+        theirs.close()
 
     def answer(self) -> tuple[bool, Any]:
         if self.killed:
             return True, None
-        if not self.pipe.poll(READY_WITHIN + DONE_WITHIN):
-            return False, "still at its task"
         try:
+            if not self.pipe.poll(READY_WITHIN + DONE_WITHIN):
+                return False, "still at its task"
             fine, value = self.pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             return False, "it died"
         return fine, value
 
@@ -120,31 +120,39 @@ class _Process:
             self.process.join(READY_WITHIN)
 
 
-def _serve(number: int, pipe: Any, barrier: Any) -> None:
+def _serve(number: int, pipe: Any) -> None:
+    def together() -> None:
+        pipe.send((True, "ready"))
+        start = pipe.recv()
+        while time.time() < start:
+            pass
+
     with suppress(EOFError, OSError):  # the crew is gone
         while (order := pipe.recv()) is not None:
-            pipe.send(_perform(number, barrier, *order))
+            pipe.send(_perform(number, together, *order))
 
 
 def _perform(
-    number: int, barrier: Any, task: Task, address: Address, arguments: tuple[Any, ...]
+    number: int,
+    together: Callable[[], object],
+    task: Task,
+    address: Address,
+    arguments: tuple[Any, ...],
 ) -> tuple[bool, Any]:
     try:
         with address.open(instance=f"member-{number}") as backend:
-            backend.now()
-            barrier.wait(READY_WITHIN)
+            together()
             return True, task(backend, *arguments)
     except Exception:  # noqa: BLE001 - told by the crew
-        barrier.abort()
         return False, traceback.format_exc()
 
 
 def _race_threads(address: Address, task: Task, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-    barrier = threading.Barrier(len(arguments))
+    barrier = threading.Barrier(len(arguments), timeout=READY_WITHIN)
     answers: list[tuple[bool, Any]] = [(False, "still at its task")] * len(arguments)
 
     def perform(number: int) -> None:
-        answers[number] = _perform(number, barrier, task, address, arguments[number])
+        answers[number] = _perform(number, barrier.wait, task, address, arguments[number])
 
     threads = [
         threading.Thread(target=perform, args=(number,), daemon=True)
