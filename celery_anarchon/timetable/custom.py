@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import date, datetime, timedelta, timezone, tzinfo
 from enum import Enum
+from inspect import getattr_static
 from types import FunctionType
 from typing import Any
 
@@ -127,7 +128,7 @@ class ChainedTimetable(Timetable):
 
     def _next(self, ms: int) -> int | None:
         clock = _Clock(ms, self._zone.tz)
-        asked = _with_clock(self._schedule, clock.now)
+        asked = _with_clock(self._schedule, clock.now, self._zone.tz)
         last = clock.at(ms)
         if last is None:
             return None
@@ -176,38 +177,35 @@ class _Clock:
             return None
 
 
-def _with_clock(schedule: BaseSchedule, now: Callable[[], datetime]) -> Any:
-    """A copy of a schedule with another clock.
+def _with_clock(schedule: BaseSchedule, now: Callable[[], datetime], tz: tzinfo) -> Any:
+    """A copy of a schedule with another clock, and with a zone where it would ask the app for it.
 
     Not :func:`copy.copy`: Celery's ``__reduce__`` rebuilds from constructor arguments and loses
     what a subclass keeps besides.
     """
     clone = object.__new__(type(schedule))
     vars(clone).update(vars(schedule))
+    vars(clone).setdefault("tz", tz)
     clone.nowfun = now
     return clone
 
 
-def custom_rule(schedule: Any) -> tuple[Any, ...]:
+def custom_rule(schedule: Any, depth: int = 8) -> tuple[Any, ...]:
     """A custom schedule's rule: the name of its class, and its attributes of simple values."""
     cls = type(schedule)
-    return ("custom", f"{cls.__module__}.{cls.__qualname__}", *_attributes(schedule))
-
-
-def _attributes(schedule: Any) -> list[Any]:
     found = []
     for name, value in sorted(getattr(schedule, "__dict__", {}).items()):
-        kind = type(getattr(type(schedule), name, None)).__name__
+        kind = type(getattr_static(cls, name, None)).__name__
         # crontab's _orig_* are a second spelling of its sets.
         if name in _NO_RULE or kind == "cached_property" or name.startswith("_orig_"):
             continue
-        plain = _plain(value)
+        plain = _plain(value, depth)
         if plain is not _NOTHING:
             found.append([name, plain])
-    return found
+    return ("custom", f"{cls.__module__}.{cls.__qualname__}", *found)
 
 
-def _plain(value: Any, depth: int = 8) -> Any:
+def _plain(value: Any, depth: int) -> Any:
     """A value as JSON knows it, equal in every process, or ``_NOTHING``."""
     result: Any = _NOTHING
     if value is None or isinstance(value, (bool, str)):
@@ -244,5 +242,5 @@ def _plain_container(value: Any, depth: int) -> Any:
             return ["set", *sorted(items, key=repr)]
         return ["list", *items]
     if isinstance(value, BaseSchedule):
-        return list(custom_rule(value))
+        return list(custom_rule(value, depth))
     return _NOTHING
