@@ -191,6 +191,12 @@ class RedisSentinel(ServerSet):
         """Host and port of each sentinel."""
         return [("127.0.0.1", sentinel.port) for sentinel in self.sentinels]
 
+    def url(self) -> str:
+        """Return the URL of the master by its sentinels."""
+        hosts = ",".join(f"{host}:{port}" for host, port in self.addresses)
+        login = f":{quote(self.master.password, safe='')}@" if self.master.password else ""
+        return f"sentinel://{login}{hosts}/{self.name}/0"
+
     def current_master(self) -> int:
         """Return the port of the server that the living sentinels call master."""
         living = next(sentinel for sentinel in self.sentinels if sentinel.running)

@@ -17,6 +17,7 @@ from celery_anarchon.backends.redis.store import (
     chunks,
     claim_items,
     milliseconds,
+    scored,
 )
 from celery_anarchon.types import Claim, FinalState, Outcome, Run, RunState, Traits, Verdict
 
@@ -119,9 +120,9 @@ class LeaseBackend(RedisStore):
             [("ZRANGE", shard, 0, limit - 1, "WITHSCORES") for shard in shards]
         )
         scores = sorted(
-            (float(score), shard)
+            (score, shard)
             for shard, found in zip(shards, ends, strict=True)
-            for _, score in found
+            for score, _ in scored(found)
         )
         return Counter(shard for _, shard in scores[:limit])
 

@@ -19,6 +19,7 @@ from celery_anarchon.backends.redis.store import (
     chunks,
     claim_items,
     milliseconds,
+    scored,
 )
 from celery_anarchon.types import Claim, JobState, Outcome, Run, Verdict
 
@@ -86,8 +87,8 @@ class OnceStore(RedisStore):
                 for shard in range(SHARDS)
             ]
         )
-        known = [(float(slot), decoded(job)) for part in members for job, slot in part]
-        return [job for _, job in sorted(known, reverse=True)[:count]]
+        known = [pair for part in members for pair in scored(part)]
+        return [decoded(job) for _, job in sorted(known, reverse=True)[:count]]
 
     def _scripted(self, claims: Sequence[Claim]) -> list[Verdict]:
         """Decide *claims* by once.lua."""

@@ -13,7 +13,7 @@ from celery_anarchon.backends.redis.health import check_server
 from celery_anarchon.backends.redis.keys import SHARDS, Keys, decoded, encoded
 from celery_anarchon.types import Claim, JobState, StoreInfo
 
-__all__ = ("Asked", "RedisStore", "chunks", "claim_items", "milliseconds")
+__all__ = ("Asked", "RedisStore", "chunks", "claim_items", "milliseconds", "scored")
 
 T = TypeVar("T")
 
@@ -116,6 +116,13 @@ def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     """Yield *items* in runs of at most *size*."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
+
+
+def scored(reply: Sequence[Any]) -> list[tuple[int, bytes]]:
+    """Return score and member of each pair in a reply WITHSCORES, flat in RESP2 only."""
+    if reply and isinstance(reply[0], bytes):
+        reply = list(zip(reply[::2], reply[1::2], strict=True))
+    return [(int(float(score)), member) for member, score in reply]
 
 
 def milliseconds(seconds: float) -> int:
