@@ -139,7 +139,8 @@ class PostgreSQLBackend(TablesBackend):
         jobs = question.all_jobs()
         names = {job_key(job): job for job in jobs}
         lock = self._sql["lock_or_add" if question.creates else "lock"]
-        values = {"jobs": _jobs_json(jobs), "runs": _runs_json(question.runs)}
+        asked = [*question.runs, *((job, None) for job in question.jobs)]
+        values = {"jobs": _jobs_json(jobs), "asked": _runs_json(asked)}
         rows = link.run(self._sql["begin"] + lock + self._sql["load"], values)
         ledger = Ledger(rows[0][0] if rows else 0, self.instance)
         for _, *row in rows:
@@ -273,5 +274,10 @@ def _jobs_json(jobs: Iterable[str]) -> str:
     return json.dumps(rows)
 
 
-def _runs_json(keys: Iterable[Key]) -> str:
-    return json.dumps([{"job": job_key(job), "slot": bounded(slot)} for job, slot in keys])
+def _runs_json(keys: Iterable[tuple[str, int | None]]) -> str:
+    return json.dumps(
+        [
+            {"job": job_key(job), "slot": None if slot is None else bounded(slot)}
+            for job, slot in keys
+        ]
+    )

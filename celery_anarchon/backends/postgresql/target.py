@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote
@@ -84,8 +85,8 @@ def target_of(url: str) -> Target:
     try:
         parameters = parse_dsn(f"postgresql://{base}?{others}")
     except psycopg2.Error as exc:
-        unknown = str(exc).strip()
-        why = unknown if unknown.startswith("invalid URI query parameter") else "can't be read"
+        unknown = re.search('invalid URI query parameter: "[^"]*"', str(exc))
+        why = unknown[0] if unknown else "can't be read"
         raise ConfigurationError(
             f"{shown}: {why}; use postgresql://user:password@host:port/database?option=value, "
             "with the options of libpq and schema=…"

@@ -138,14 +138,11 @@ SELECT FROM {jobs}
 WHERE job IN (SELECT k.job COLLATE "C" FROM json_to_recordset(%(jobs)s) AS k (job text))
 ORDER BY job FOR NO KEY UPDATE;
 
--- name: load (jobs: [job]; runs: [job, slot]) → the clock, the columns of the job, of the run
+-- name: load (asked: [job, slot or nothing]) → the clock, the columns of the job, of the run
 SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint, j.*, r.*
-FROM json_to_recordset(%(jobs)s) AS a (job text)
-JOIN {jobs} AS j ON j.job = a.job COLLATE "C"
-LEFT JOIN (
-    json_to_recordset(%(runs)s) AS k (job text, slot bigint)
-    JOIN {runs} AS r ON r.job = k.job COLLATE "C" AND r.slot = k.slot
-) ON r.job = j.job;
+FROM json_to_recordset(%(asked)s) AS k (job text, slot bigint)
+JOIN {jobs} AS j ON j.job = k.job COLLATE "C"
+LEFT JOIN {runs} AS r ON r.job = k.job COLLATE "C" AND r.slot = k.slot;
 
 -- name: load_alive (alive: [job]) → the columns of the running runs
 SELECT r.* FROM json_to_recordset(%(alive)s) AS k (job text)

@@ -1,0 +1,107 @@
+"""Claims in PostgreSQL against a bare loop of INSERT … ON CONFLICT, in one run.
+
+    python -m benchmarks.postgresql [--claims 10000] [--url postgresql://…]
+
+Without ``--url`` it starts a private server, with fsync on. Ratios matter, not the seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from typing import Any
+
+import psycopg2
+from psycopg2.extras import execute_values
+
+from celery_anarchon import Backend, Claim, open_backend
+from tests.servers.postgresql import PostgreSQL
+
+BATCH = 500
+BARE = """
+DROP TABLE IF EXISTS bare;
+CREATE TABLE bare (job text, slot bigint, token text, PRIMARY KEY (job, slot));
+"""
+INSERT = "INSERT INTO bare (job, slot, token) VALUES %s ON CONFLICT DO NOTHING RETURNING job"
+
+
+def timed(work: Callable[[], Any]) -> float:
+    """Return how long *work* takes, seconds."""
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def batches(items: list[Any], size: int) -> Iterator[list[Any]]:
+    """Yield *items* in lists of *size*."""
+    for first in range(0, len(items), size):
+        yield items[first : first + size]
+
+
+def bare(connection: Any, claims: list[Claim], size: int) -> None:
+    """Insert a row for each claim, a transaction for each batch."""
+    for batch in batches(claims, size):
+        with connection, connection.cursor() as cursor:
+            rows = [(claim.job, claim.slot, claim.token) for claim in batch]
+            assert len(execute_values(cursor, INSERT, rows, page_size=size, fetch=True)) == size
+
+
+def claimed(backend: Backend, claims: list[Claim], size: int, outcome: str) -> None:
+    """Ask for each claim in batches, and expect one outcome."""
+    for batch in batches(claims, size):
+        assert all(verdict.outcome == outcome for verdict in backend.claim(batch))
+
+
+def finished(backend: Backend, claims: list[Claim], size: int) -> None:
+    """End each run in batches."""
+    for batch in batches(claims, size):
+        assert all(backend.finish(batch, "done"))
+
+
+def measure(url: str, total: int) -> None:
+    """Print the figures of single and of batched claims."""
+    with closing(psycopg2.connect(url)) as connection, open_backend(url) as backend:
+        with connection, connection.cursor() as cursor:
+            cursor.execute(BARE)
+        now = backend.now()
+        for slot, size, number in ((now - 2, 1, total // 20), (now - 1, BATCH, total)):
+            claims = [Claim(f"job {n}", slot, secrets.token_hex(16)) for n in range(number)]
+            rivals = [Claim(f"job {n}", slot, secrets.token_hex(16)) for n in range(number)]
+            base = timed(partial(bare, connection, claims, size))
+            rows = {
+                "bare insert": base,
+                "claim, won": timed(partial(claimed, backend, claims, size, "won")),
+                "claim, running": timed(partial(claimed, backend, rivals, size, "running")),
+                "finish": timed(partial(finished, backend, claims, size)),
+            }
+            print(f"{number} in batches of {size}")
+            for name, seconds in rows.items():
+                print(f"  {name:15} {seconds:7.3f} s   {seconds / base:5.2f} × bare insert")
+
+
+@contextmanager
+def private_server() -> Iterator[str]:
+    """Start a server of our own and yield the URL of a database."""
+    with PostgreSQL("fsync = on") as server:
+        yield server.fresh()
+
+
+def main() -> None:
+    """Parse the command line and measure."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--claims", type=int, default=10_000)
+    parser.add_argument("--url", help="a database to measure in; its table 'bare' is replaced")
+    options = parser.parse_args()
+    if options.url:
+        measure(options.url, options.claims)
+    else:
+        with private_server() as url:
+            measure(url, options.claims)
+
+
+if __name__ == "__main__":
+    main()
