@@ -53,10 +53,12 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 
 def needed(item: pytest.Item) -> set[str]:
-    """Return the names of the servers that a test uses, by its fixtures and marks."""
+    """Return the names of the servers that a test uses, by its fixtures, parameters and marks."""
     fixtures = {name.removesuffix("_server") for name in getattr(item, "fixturenames", ())}
+    parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
+    named = fixtures | {value for value in parameters if isinstance(value, str)}
     marked = {name for mark in item.iter_markers("server") for name in mark.args}
-    return (fixtures & servers.SERVERS.keys()) | marked
+    return (named & servers.SERVERS.keys()) | marked
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -14,9 +14,15 @@ from tests.servers.base import MissingServer, Server, find_program, free_port
 from tests.servers.cache import debian_tree
 from tests.servers.tls import Certificate, make_certificate
 
+#: Debian's script of the same name on the PATH would change the user.
+SCRIPT = "/usr/lib/rabbitmq/bin/rabbitmq-server"
+
 
 class RabbitMQ(Server):
-    """One RabbitMQ broker, without epmd and plugins, with the user ``guest``.
+    """One RabbitMQ broker, without plugins, with the user ``guest``.
+
+    Erlang's name service epmd is a private one too: by default all brokers of a machine share
+    one, started by the first and left behind by the last.
 
     Arguments:
         config: lines of ``rabbitmq.conf``, for example ``"heartbeat = 2"``.
@@ -31,13 +37,14 @@ class RabbitMQ(Server):
         self.config = config
         self.certificate: Certificate | None = make_certificate(self.data) if tls else None
         self.distribution_port = free_port()
+        self.epmd_port = free_port()
         #: The data folder's path for the broker.
         self.seen_at = self.data
 
     @classmethod
     def program(cls) -> Path:
-        """Return the server's script; the one on the PATH changes the user."""
-        return find_program("rabbitmq-server", "rabbitmq-server", "/usr/lib/rabbitmq/bin")
+        """Return the server's script."""
+        return find_program(Path(SCRIPT).name, "rabbitmq-server", str(Path(SCRIPT).parent))
 
     def prepare(self) -> None:
         """Write the configuration."""
@@ -54,26 +61,33 @@ class RabbitMQ(Server):
         (self.data / "environment.conf").touch()
         (self.data / "plugins").write_text("[].\n")
 
+    def shell(self, prefix: str = "") -> list[str | Path]:
+        """Return a command that becomes the broker, with an epmd that dies with it.
+
+        Arguments:
+            prefix: stands before the two commands of RabbitMQ.
+        """
+        epmd = f"epmd -address 127.0.0.1 -port {self.epmd_port}"
+        steps = f"setpriv --pdeathsig KILL {prefix}{epmd} &\nexec {prefix}{SCRIPT}"
+        return ["sh", "-euc", steps]
+
     def command(self) -> list[str | Path]:
         """Return the command line."""
-        return [self.program()]
+        return self.shell()
 
     def environment(self) -> dict[str, str | None]:
         """Return the settings that are no lines of ``rabbitmq.conf``."""
-        erlang = {
-            "-start_epmd": "false",  # it would be shared by all brokers of the machine
-            "-erl_epmd_port": self.distribution_port,
-            "-kernel": "inet_dist_use_interface {127,0,0,1}",
-            "-noinput": "",
-        }
         return {
             "HOME": str(self.seen_at),  # the Erlang cookie
+            # In this variable, so that Erlang's helper processes see it too.
+            "ERL_AFLAGS": "-start_epmd false -kernel inet_dist_use_interface {127,0,0,1}",
+            "ERL_EPMD_PORT": str(self.epmd_port),
             "ERL_MAX_PORTS": "4096",  # a high limit of open files would cost much memory
             # Despite its name: the script becomes the broker, whose pid is then ours.
             "RABBITMQ_ALLOW_INPUT": "true",
             "RABBITMQ_NODENAME": f"n{self.nonce}@localhost",
             "RABBITMQ_DIST_PORT": str(self.distribution_port),
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": " ".join(f"{k} {v}" for k, v in erlang.items()),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-noinput",
             "RABBITMQ_CONF_ENV_FILE": f"{self.seen_at}/environment.conf",
             "RABBITMQ_CONFIG_FILE": f"{self.seen_at}/rabbitmq.conf",
             "RABBITMQ_ADVANCED_CONFIG_FILE": f"{self.seen_at}/advanced.config",
@@ -120,8 +134,6 @@ class RabbitMQ4(RabbitMQ):
         suite: ``"trixie"`` has 4.0, ``"forky"`` a newer one.
     """
 
-    SCRIPT: ClassVar[str] = "/usr/lib/rabbitmq/bin/rabbitmq-server"
-
     def __init__(self, *config: str, suite: str = "trixie", tls: bool = False) -> None:
         super().__init__(*config, tls=tls)
         self.suite = suite
@@ -138,7 +150,7 @@ class RabbitMQ4(RabbitMQ):
     @classmethod
     def program(cls) -> Path:
         """Return the script in the folder."""
-        return cls.tree("trixie") / cls.SCRIPT.lstrip("/")
+        return cls.tree("trixie") / SCRIPT.lstrip("/")
 
     def command(self) -> list[str | Path]:
         """Return the command: it sees the folder as its root, in mounts of its own."""
@@ -148,6 +160,6 @@ class RabbitMQ4(RabbitMQ):
             f"mount --bind {shlex.quote(str(self.data))} {tree}{self.seen_at}",
             f"mount -t proc proc {tree}/proc",
             f"mount --bind /dev {tree}/dev",
-            f"exec chroot {tree} {self.SCRIPT}",
+            "exec " + shlex.join(map(str, self.shell(f"chroot {tree} "))),
         ]
         return ["unshare", "--mount", "sh", "-euc", "\n".join(steps)]

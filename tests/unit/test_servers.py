@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.guard import descendants
 from tests.processes import ProcessEnded, wait_for
 from tests.servers import SERVERS, chosen, require, server_class
 from tests.servers.base import MissingServer, Server, find_program
@@ -26,7 +27,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.server(n)) for n in SERVERS])
+@pytest.mark.parametrize("name", SERVERS)
 def test_a_server_starts_answers_restarts_and_dies(name: str) -> None:
     require(name)
     with server_class(name)() as started:
@@ -37,8 +38,10 @@ def test_a_server_starts_answers_restarts_and_dies(name: str) -> None:
         first.restart(hard=True)
         assert first.pid != before
         assert first.port == port
+        below = descendants(first.pid)
         first.stop()
         assert not alive(first.pid)
+        wait_for(lambda: not any(map(alive, below)), 5, "all that it started to end")
     assert not any(alive(member.pid) or member.data.exists() for member in members)
 
 
