@@ -318,6 +318,7 @@ def test_the_plans_use_the_indexes(postgresql_url: str, opened: Any) -> None:
         claims = [question("a", now - n, keep=90_000) for n in range(first, first + 5000)]
         assert all(verdict.won for verdict in backend.claim(claims))
         assert all(backend.finish(claims, "done"))
+    backend.close()
     before = _rows_read(postgresql_url)
     for number in range(15):  # not yet the 16th, which prunes
         claim = question("a", now - 20_000 - number, overlap="skip")
