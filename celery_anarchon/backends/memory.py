@@ -49,10 +49,13 @@ class MemoryBackend(Backend):
     def claim(self, claims: Sequence[Claim]) -> list[Verdict]:
         with self._lock:
             ledger = self._at_now()
+            known = ledger.jobs
+            before = {c.job: known[c.job].wins for c in claims if c.job in known}
             verdicts = [ledger.claim(claim) for claim in claims]
             for job in ledger.touched_jobs:
-                if ledger.jobs[job].wins % PRUNE_EVERY == 0:
-                    self._prune(ledger.jobs[job])
+                row = known[job]
+                if row.wins // PRUNE_EVERY > before.get(job, 0) // PRUNE_EVERY:
+                    self._prune(row)
             return verdicts
 
     def renew(self, claims: Sequence[Claim], lease: float) -> list[bool]:

@@ -93,13 +93,15 @@ class HistoryContract:
 
     def test_the_history_is_kept_and_bounded(self, store: Store) -> None:
         backend = store.open(history=20)
-        claims = 0
+        # One, so that a store which prunes at every so many wins is not led by the batches' size.
+        assert ask(backend, "job", backend.now() - 200) is WON
+        claims = 1
         for _ in range(14):
             first = backend.now() - 100
-            batch = [question("job", first + n, max_late=0.3, keep=0.4) for n in range(40)]
+            batch = [question("job", first + n, max_late=0.3, keep=0.4) for n in range(32)]
             won = [c for c, o in zip(batch, outcomes(backend, batch), strict=True) if o is WON]
             backend.finish(won, "done")
             claims += len(won)
             time.sleep(0.15)
         told = len(by_slot(backend.runs("job", 10_000)))
-        assert min(20, claims) <= told <= 400
+        assert min(20, claims) <= told <= 360

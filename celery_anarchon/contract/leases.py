@@ -57,30 +57,40 @@ class TakeoverContract:
 
     def test_a_lease_ends_when_it_says(self, store: Store) -> None:
         backend, rival = store.open(), store.open()
+        slot = backend.now() - 1000
         before = backend.now()
-        claim = begin(backend, lease=0.8)
+        claims = [question(f"job {n}", slot, lease=0.4 + 0.01 * n) for n in range(20)]
+        assert outcomes(backend, claims) == [WON] * 20
         after = backend.now()
-        self._ends_between(rival, claim, before + 800, after + 800)
+        ends = {
+            claim: (before + 400 + 10 * n, after + 400 + 10 * n) for n, claim in enumerate(claims)
+        }
+        self._end_between(rival, ends)
 
     def test_a_renewed_lease_ends_when_it_says(self, store: Store) -> None:
         backend, rival = store.open(), store.open()
-        claim = begin(backend, lease=3600.0)
-        before = backend.now()
-        assert backend.renew([claim], 0.8) == [True]
-        after = backend.now()
-        self._ends_between(rival, claim, before + 800, after + 800)
+        ends = {}
+        for number in range(20):
+            claim = begin(backend, f"job {number}", lease=3600.0)
+            before = backend.now()
+            assert backend.renew([claim], 0.4) == [True]
+            ends[claim] = (before + 400, backend.now() + 400)
+            wait_past(backend, before + 5)
+        self._end_between(rival, ends)
 
-    def _ends_between(self, rival: Backend, claim: Claim, soonest: int, latest: int) -> None:
-        """The last instant of the lease lies from *soonest* to *latest*."""
-        while True:
+    def _end_between(self, rival: Backend, ends: dict[Claim, tuple[int, int]]) -> None:
+        """The last instant of each lease lies from the first to the second instant."""
+        while ends:
             asked = rival.now()
-            outcome = ask(rival, claim.job, claim.slot)
+            told = outcomes(rival, rivals(ends))
             answered = rival.now()
-            if outcome is WON:
-                break
-            assert outcome is RUNNING
-            assert asked <= latest, f"still running {asked - latest} ms after its lease"
-        assert answered > soonest, f"taken over {soonest - answered} ms before its lease ended"
+            for (claim, (soonest, latest)), outcome in zip(list(ends.items()), told, strict=True):
+                if outcome is WON:
+                    assert answered > soonest, f"{soonest - answered} ms before its lease ended"
+                    del ends[claim]
+                else:
+                    assert outcome is RUNNING
+                    assert asked <= latest, f"still running {asked - latest} ms after its lease"
 
     def test_a_fraction_of_a_second_counts(self, store: Store) -> None:
         backend, rival = store.open(), store.open()
@@ -374,20 +384,29 @@ class FinishContract:
 
     def test_released_too_late_for_another(self, store: Store) -> None:
         backend, rival = store.open(), store.open()
-        terms: dict[str, Any] = {"max_late": 1.0, "keep": 60.0}
+        terms: dict[str, Any] = {"max_late": 0.8, "keep": 60.0}
         claim = begin(backend, behind=0, **terms)
         assert backend.finish([claim], "released") == [True]
-        wait_past(rival, claim.slot + 1050)
+        wait_past(rival, claim.slot + 850)
         assert ask(rival, "job", claim.slot, **terms) is LATE
         assert ask(rival, "job", claim.slot, max_late=30.0, keep=60.0) in {LATE, DONE}
         assert outcomes(rival, [claim])[0] in {LATE, DONE}
-        assert backend.runs("job")[0].state in {RunState.INTERRUPTED, RunState.RELEASED}
+        assert only_run(backend).state is RunState.INTERRUPTED
+
+    def test_its_own_max_late_counts_for_a_released_run(self, store: Store) -> None:
+        backend, rival = store.open(), store.open()
+        short = begin(backend, "short", behind=0, max_late=0.8, keep=60.0)
+        long = begin(backend, "long", behind=20_000, max_late=30.0, keep=60.0)
+        assert backend.finish([short, long], "released") == [True, True]
+        wait_past(rival, short.slot + 850)
+        assert ask(rival, "short", short.slot, max_late=30.0, keep=60.0) is LATE
+        assert ask(rival, "long", long.slot, max_late=0.8, keep=60.0) is WON
 
     def test_released_too_late_is_told_once(self, store: Store) -> None:
         backend, rival = store.open(), store.open()
-        claim = begin(backend, behind=0, max_late=1.0, keep=60.0)
+        claim = begin(backend, behind=0, max_late=0.8, keep=60.0)
         assert backend.finish([claim], "released") == [True]
-        wait_past(rival, claim.slot + 1050)
+        wait_past(rival, claim.slot + 850)
         (run,) = rival.expired()
         assert (run.job, run.slot, run.state) == ("job", claim.slot, RunState.INTERRUPTED)
         assert backend.expired() == rival.expired() == []
@@ -441,12 +460,12 @@ class ExpiredContract:
 
     def test_a_lease_that_ran_out_by_itself(self, store: Store) -> None:
         backend = store.open()
-        claim = begin(backend, lease=1.0)
+        claim = begin(backend, lease=0.7)
         before = backend.expired()
         asked = backend.now()
-        if asked < claim.slot + 2000:  # else the machine slept through the lease
+        if asked < claim.slot + 1700:  # else the machine slept through the lease
             assert before == []
-        wait_past(backend, asked + 1000)
+        wait_past(backend, asked + 700)
         assert [(run.job, run.slot) for run in backend.expired()] == [("job", claim.slot)]
 
     def test_oldest_lease_first(self, store: Store) -> None:
@@ -485,9 +504,9 @@ class ExpiredContract:
 
     def test_older_than_keep_is_told_once(self, store: Store) -> None:
         backend = store.open()
-        claim = begin(backend, behind=0, max_late=1.0, keep=1.2)
+        claim = begin(backend, behind=0, max_late=0.8, keep=0.9)
         lapse(backend, claim)
-        wait_past(backend, claim.slot + 1250)
+        wait_past(backend, claim.slot + 950)
         assert [run.state for run in backend.expired()] == [RunState.INTERRUPTED]
         assert backend.expired() == []
         assert ask(backend, "job", claim.slot) in {DONE, LATE}

@@ -46,7 +46,7 @@ MEMBERS = 4
 KILLED = 2
 #: Runs that they race for.
 RUNS = 80
-#: Rounds of a race that restarts the store, each over RUNS runs.
+#: Rounds of a race that restarts the store, each over five times as many runs.
 RESTARTS = 2
 
 WON = Outcome.WON
@@ -146,8 +146,8 @@ class RaceContract(CrewContract):
         assert winners(told) == once(claims)
 
     def test_slots_that_become_due(self, store: Store) -> None:
-        due = store.open().now() + 600
-        own = [[question("job", due + 30 * number) for number in range(10)] for _ in range(MEMBERS)]
+        due = store.open().now() + 500
+        own = [[question("job", due + 15 * number) for number in range(10)] for _ in range(MEMBERS)]
         told = self.crew.race(store, claim_when_due, [(claims,) for claims in own])
         won = Counter(
             claim.slot
@@ -315,7 +315,7 @@ class RestartContract(CrewContract):
         leases = store.open().leases
         for number in range(RESTARTS):
             slot = insist(store.open().now) - 1000
-            claims = [question(f"job {number} {n}", slot) for n in range(10 * RUNS)]
+            claims = [question(f"job {number} {n}", slot) for n in range(5 * RUNS)]
             own = [rivals(claims) for _ in range(MEMBERS)]
             self.crew.begin(store, claim_in_batches, [(part, 2) for part in own])
             time.sleep(random.random() * 0.1)
