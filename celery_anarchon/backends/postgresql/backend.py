@@ -219,15 +219,18 @@ class PostgreSQLBackend(TablesBackend):
         if self._link is not None and (self._link.closed or self._link.pid != os.getpid()):
             self._drop()
         if self._link is None:
-            link = connect(self._target, deadline)
             try:
-                self._check(link)
+                self._check(connect(self._target, deadline, self._hold))
             except BaseException:
-                link.close()
+                self._drop()
                 raise
-            self._link = link
+        if self._link is None:
+            raise psycopg2.InterfaceError("closed while connecting")
         self._link.deadline = deadline
         return self._link
+
+    def _hold(self, link: Link) -> None:
+        self._link = link
 
     def _check(self, link: Link) -> None:
         if link.server_version < OLDEST_VERSION * 10_000:

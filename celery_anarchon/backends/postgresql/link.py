@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import selectors
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -35,12 +35,16 @@ class Link:
     Arguments:
         connection: an asynchronous one of psycopg2.
         deadline: of the call under way, by ``time.monotonic()``; to be set anew for each.
+
+    Attributes:
+        let_go: whether :meth:`close` was called.
     """
 
     def __init__(self, connection: Any, deadline: float) -> None:
         self._connection = connection
         self.deadline = deadline
         self.pid = os.getpid()
+        self.let_go = False
 
     @property
     def closed(self) -> bool:
@@ -87,32 +91,42 @@ class Link:
 
     def close(self) -> None:
         """Close without waiting; the server rolls back what is open."""
+        self.let_go = True
         with suppress(psycopg2.Error):
             self._connection.close()
 
 
-def connect(target: Target, deadline: float) -> Link:
+def connect(target: Target, deadline: float, hold: Callable[[Link], None]) -> Link:
     """Connect to the first host of *target* that answers; each has its share of the time.
 
+    Arguments:
+        target: where.
+        deadline: when to give up, by ``time.monotonic()``.
+        hold: gets each link before it is waited for; closing that ends the call.
+
     Raises:
-        psycopg2.Error: what the last of them said.
+        psycopg2.Error: what the last of the hosts said.
         Hanging: it did not answer.
     """
     failure: psycopg2.Error | Hanging = Hanging()
     for number, host in enumerate(target.hosts):
         left = deadline - time.monotonic()
         until = time.monotonic() + left / (len(target.hosts) - number)
-        link = None
         try:
             link = Link(psycopg2.connect(**target.parameters, **host, async_=True), until)
+        except psycopg2.Error as exc:
+            failure = exc
+            continue
+        try:
+            hold(link)
             link.wait()
         except (psycopg2.Error, Hanging) as exc:
             failure = exc
-            if link is not None:
-                link.close()
+            if link.let_go:
+                break
+            link.close()
         except BaseException:
-            if link is not None:
-                link.close()
+            link.close()
             raise
         else:
             link.deadline = deadline
