@@ -6,12 +6,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 from celery_anarchon.contract import (
+    ClaimOnlyContract,
+    HistoryContract,
+    JobMemoryContract,
     KillContract,
     LeaseContract,
     LeaseRaceContract,
     LeaseRestartContract,
     ModelContract,
+    RaceContract,
+    ResendContract,
+    RestartContract,
     Store,
 )
 from tests.servers import server_class
@@ -41,6 +49,23 @@ def sqlite(tmp_path: Path) -> Iterator[Store]:
         yield store
 
 
+def postgresql(postgresql_server: Any) -> Iterator[Store]:
+    with Store(postgresql_server.fresh()) as store:
+        yield store
+
+
+def postgresql_restarted() -> Iterator[Store]:
+    server: Any = server_class("postgresql")()
+    with server, Store(server.fresh(), restart=server.restart) as store:
+        yield store
+
+
+def postgresql_killed() -> Iterator[Store]:
+    server: Any = server_class("postgresql")()
+    with server, Store(server.fresh(), restart=lambda: server.restart(hard=True)) as store:
+        yield store
+
+
 def redis(redis_server: Any) -> Iterator[Store]:
     with Store(redis_server.fresh()) as store:
         yield store
@@ -58,14 +83,72 @@ def redis_killed() -> Iterator[Store]:
         yield store
 
 
+def redis_like(server: str, query: str = "") -> Callable[..., Iterator[Store]]:
+    """Make the fixture of a Redis that the whole session shares; *query* has its options."""
+
+    def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+        shared: Any = request.getfixturevalue(f"{server}_server")
+        url = shared.fresh() if hasattr(shared, "fresh") else shared.url()
+        with Store(f"{url}?{query}") as opened:
+            yield opened
+
+    return store
+
+
+def redis_once_killed(strategy: str, server_name: str = "redis") -> Callable[..., Iterator[Store]]:
+    """Make the fixture of a Redis that is killed and started again, for claims without leases."""
+
+    def store() -> Iterator[Store]:
+        server: Any = server_class(server_name)(appendonly=True)
+        url = f"{server.url()}?strategy={strategy}"
+        with server, Store(url, restart=lambda: server.restart(hard=True)) as opened:
+            yield opened
+
+    return store
+
+
 LEASES = (LeaseContract, LeaseRaceContract, KillContract, ModelContract)
+
+#: Claims without leases, whose store knows the jobs and their latest runs.
+ONCE = (ClaimOnlyContract, ResendContract, JobMemoryContract, HistoryContract)
+#: The same strategy on another server: what the server decides.
+ONCE_ELSEWHERE = (ClaimOnlyContract, ResendContract)
 
 STORES = {
     # Nothing of memory:// outlives its process, and there is nothing to compare the model with.
     "memory": Row(memory, (LeaseContract, LeaseRaceContract)),
     # A file has no server that could restart: what dies is a claimant (KillContract).
     "sqlite": Row(sqlite, LEASES),
+    "postgresql": Row(postgresql, LEASES),
+    "postgresql_restarted": Row(postgresql_restarted, (LeaseRestartContract,), ("postgresql",)),
+    "postgresql_killed": Row(postgresql_killed, (LeaseRestartContract,), ("postgresql",)),
     "redis": Row(redis, LEASES),
     "redis_restarted": Row(redis_restarted, (LeaseRestartContract,), ("redis",)),
     "redis_killed": Row(redis_killed, (LeaseRestartContract,), ("redis",)),
+    "redis8": Row(redis_like("redis8"), (LeaseContract,), ("redis8",)),
+    "valkey": Row(redis_like("valkey", "protocol=2"), (LeaseContract,), ("valkey",)),
+    "redis_cluster": Row(redis_like("redis_cluster"), (LeaseContract,), ("redis_cluster",)),
+    "redis_sentinel": Row(redis_like("redis_sentinel"), (LeaseContract,), ("redis_sentinel",)),
+    "redis_stream_id": Row(
+        redis_like("redis", "strategy=stream-id"), (*ONCE, RaceContract), ("redis",)
+    ),
+    "redis_script": Row(redis_like("redis", "strategy=script"), (*ONCE, RaceContract), ("redis",)),
+    "redis8_idmp": Row(redis_like("redis8", "strategy=idmp"), (*ONCE, RaceContract), ("redis8",)),
+    "redis8_stream_id": Row(
+        redis_like("redis8", "strategy=stream-id"), ONCE_ELSEWHERE, ("redis8",)
+    ),
+    "redis8_script": Row(redis_like("redis8", "strategy=script"), ONCE_ELSEWHERE, ("redis8",)),
+    "valkey_stream_id": Row(
+        redis_like("valkey", "strategy=stream-id&protocol=2"), ONCE_ELSEWHERE, ("valkey",)
+    ),
+    "valkey_script": Row(redis_like("valkey", "strategy=script"), ONCE_ELSEWHERE, ("valkey",)),
+    "redis_cluster_stream_id": Row(
+        redis_like("redis_cluster", "strategy=stream-id"), ONCE_ELSEWHERE, ("redis_cluster",)
+    ),
+    "redis_cluster_script": Row(
+        redis_like("redis_cluster", "strategy=script"), ONCE_ELSEWHERE, ("redis_cluster",)
+    ),
+    "redis_stream_id_killed": Row(redis_once_killed("stream-id"), (RestartContract,), ("redis",)),
+    "redis_script_killed": Row(redis_once_killed("script"), (RestartContract,), ("redis",)),
+    "redis8_idmp_killed": Row(redis_once_killed("idmp", "redis8"), (RestartContract,), ("redis8",)),
 }
