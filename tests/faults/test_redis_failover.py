@@ -1,0 +1,165 @@
+"""Sentinel promotes a replica: what was acknowledged, what goes on, and what WAIT buys."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from celery_anarchon import Backend, BackendError, Claim, Outcome, open_backend
+from tests.processes import wait_for
+from tests.servers.proxy import Proxy
+from tests.servers.redis import Redis, RedisSentinel
+
+WON = Outcome.WON
+STRATEGIES = ("lease", "stream-id", "script")
+
+#: Longer than any test here: Sentinel would point the replica past the proxy after that, ms.
+PATIENCE = 60_000
+
+
+def question(job: str, slot: int) -> Claim:
+    return Claim(job, slot, secrets.token_hex(16))
+
+
+def insist(backend: Backend, claims: list[Claim]) -> list[Outcome]:
+    """Ask with the same tokens until the store answers, at most 20 s."""
+
+    def asked() -> list[Outcome] | None:
+        try:
+            return [verdict.outcome for verdict in backend.claim(claims)]
+        except BackendError:
+            return None
+
+    answer = wait_for(asked, 20.0, "an answer of the new master")
+    assert answer is not None
+    return answer
+
+
+class Lagging(RedisSentinel):
+    """The replica hears of the master by a proxy, which can hold replication up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proxy = Proxy(self.master.port)
+        by_proxy = ("--replicaof", "127.0.0.1", str(self.proxy.port))
+        self.replica = Redis(*by_proxy, appendonly=True)
+        self.members[1] = self.replica
+
+    def launch(self) -> None:
+        self.proxy.start()
+        super().launch()
+
+    def form(self) -> None:
+        for sentinel in self.sentinels:
+            sentinel.client().sentinel_set(self.name, "failover-timeout", PATIENCE)
+
+    def remove(self) -> None:
+        super().remove()
+        self.proxy.close()
+
+    def fail_over(self) -> None:
+        """Kill the master, and wait until the replica is the master."""
+        self.master.kill()
+        wait_for(lambda: self.current_master() == self.replica.port, 20.0, "the fail-over")
+
+
+@pytest.fixture
+def lagging() -> Iterator[Lagging]:
+    with Lagging() as started:
+        yield started
+
+
+@pytest.mark.server("redis_sentinel")
+def test_claims_go_on_after_a_fail_over() -> None:
+    """The master is killed in a run of claims; with WAIT none that was won is won again.
+
+    Its only replica then has none itself, so the claims go on without WAIT.
+    """
+    with RedisSentinel() as servers:
+        urls = {strategy: f"{servers.url()}?strategy={strategy}" for strategy in STRATEGIES}
+        waiting = {s: open_backend(f"{url}&wait=1&wait_timeout=0.5") for s, url in urls.items()}
+        others = {strategy: open_backend(url) for strategy, url in urls.items()}
+        slot = others["lease"].now() - 1000
+        won: dict[str, list[Claim]] = {strategy: [] for strategy in STRATEGIES}
+        open_ends: dict[str, list[Claim]] = {}
+
+        def claim(strategy: str) -> None:
+            for number in range(100_000):
+                batch = [question(f"job {number} {n}", slot) for n in range(10)]
+                try:
+                    verdicts = waiting[strategy].claim(batch)
+                except BackendError:
+                    open_ends[strategy] = batch
+                    return
+                won[strategy] += [c for c, told in zip(batch, verdicts, strict=True) if told.won]
+
+        claimants = [threading.Thread(target=claim, args=(one,)) for one in STRATEGIES]
+        for claimant in claimants:
+            claimant.start()
+        wait_for(lambda: all(len(claims) > 50 for claims in won.values()), 20.0, "some claims")
+        servers.master.kill()
+        for claimant in claimants:
+            claimant.join()
+        for strategy, backend in others.items():
+            assert insist(backend, open_ends[strategy]) == [WON] * 10
+            again = insist(backend, [question(one.job, slot) for one in won[strategy]])
+            assert WON not in again
+            assert insist(backend, [question("new", slot)]) == [WON]
+        assert servers.current_master() == servers.replica.port
+
+
+@pytest.mark.server("redis_sentinel")
+def test_without_wait_an_acknowledged_claim_can_be_forgotten(lagging: Lagging) -> None:
+    """The window, made as wide as a test needs it: the documentation promises no more."""
+    backend, rival = open_backend(lagging.url()), open_backend(lagging.url())
+    slot = backend.now() - 1000
+    kept = [question(f"kept {number}", slot) for number in range(10)]
+    assert insist(backend, kept) == [WON] * 10
+    wait_for(lambda: in_sync(lagging), 10.0, "the replica to have them")
+    lagging.proxy.blackhole()
+    lost = [question(f"lost {number}", slot) for number in range(10)]
+    assert insist(backend, lost) == [WON] * 10
+    lagging.fail_over()
+    again = insist(rival, [question(one.job, slot) for one in kept + lost])
+    assert again == [Outcome.RUNNING] * 10 + [WON] * 10
+    # The first winner's token is fenced: it can neither renew nor finish what is another's now.
+    assert backend.finish(lost, "done") == [False] * 10
+
+
+@pytest.mark.server("redis_sentinel")
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_with_wait_it_was_not_acknowledged(lagging: Lagging, strategy: str) -> None:
+    url = f"{lagging.url()}?strategy={strategy}&wait=1&wait_timeout=0.3"
+    backend, rival = open_backend(url), open_backend(lagging.url() + f"?strategy={strategy}")
+    slot = backend.now() - 1000
+    assert backend.claim([question("before", slot)])[0].won
+    lagging.proxy.blackhole()
+    claims = [question(f"job {number}", slot) for number in range(10)]
+    with pytest.raises(BackendError, match="0 of 1 replicas confirmed"):
+        backend.claim(claims)
+    lagging.fail_over()
+    theirs = insist(rival, [question(one.job, slot) for one in claims[:5]])
+    assert theirs == [WON] * 5
+    assert not any(told.won for told in rival.claim([question("before", slot)]))
+
+
+@pytest.mark.server("redis_sentinel")
+def test_wait_again_with_the_same_token_is_won(lagging: Lagging) -> None:
+    backend = open_backend(f"{lagging.url()}?wait=1&wait_timeout=0.3")
+    claims = [question("job", backend.now() - 1000)]
+    assert backend.claim(claims)[0].won
+    lagging.proxy.blackhole()
+    for _ in range(2):
+        with pytest.raises(BackendError, match="0 of 1 replicas confirmed"):
+            backend.claim(claims)
+    lagging.proxy.heal()
+    assert insist(backend, claims) == [WON]
+
+
+def in_sync(servers: RedisSentinel) -> bool:
+    info: dict[str, Any] = servers.master.client().info("replication")
+    return bool(info["slave0"]["offset"] == info["master_repl_offset"])
