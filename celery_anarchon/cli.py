@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from datetime import datetime, timezone, tzinfo
+from datetime import datetime, timedelta, timezone, tzinfo
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -160,12 +160,16 @@ def next_(
     ctx: click.Context, job_name: str | None, count: int, start: str | None, as_json: bool
 ) -> None:
     """Show the next slots of each job."""
+    from celery_anarchon.slots import to_datetime, to_ms
+
     try:
         scheduler = _scheduler(ctx)
     except AnarchonError as exc:
         raise click.ClickException(str(exc)) from exc
     zone = scheduler.settings.zone
     instant = datetime.now(timezone.utc) if start is None else _instant(start, zone)
+    # The first whole ms that is not before the instant.
+    start_ms = to_ms(instant - timedelta(microseconds=1)) + 1
     if job_name is not None and job_name not in scheduler.jobs:
         raise click.BadParameter(
             f"{job_name!r} is not in the schedule; it has "
@@ -177,7 +181,8 @@ def next_(
         {
             "job": name,
             "slots": [
-                slot.isoformat() for slot in islice(scheduler.jobs[name].slots_from(instant), count)
+                to_datetime(slot).isoformat()
+                for slot in islice(scheduler.jobs[name].slots_from(start_ms), count)
             ],
         }
         for name in names

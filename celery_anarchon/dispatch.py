@@ -8,7 +8,7 @@ from typing import Any
 
 from celery_anarchon.claims import Asked
 from celery_anarchon.headers import run_header, task_id
-from celery_anarchon.jobs import to_datetime
+from celery_anarchon.slots import to_datetime
 
 __all__ = ("evaluate_arguments", "stamped", "suspicious_options")
 

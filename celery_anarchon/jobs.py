@@ -6,15 +6,15 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone, tzinfo
+from datetime import tzinfo
 from itertools import islice, takewhile
 from typing import Any
 
 from celery_anarchon.settings import Policy
-from celery_anarchon.timetable import Timetable, fingerprint, timetable
+from celery_anarchon.slots import slots_of
 from celery_anarchon.types import JobState
 
-__all__ = ("Job", "to_datetime", "to_ms")
+__all__ = ("Job",)
 
 #: With ``catch_up="all"`` a job asks for so many missed slots at a time, so that it does not keep
 #: the others waiting.
@@ -25,18 +25,6 @@ GRACE_MS = 60_000
 #: A run whose message can't be sent is tried again after so long, doubled up to the longest,
 #: seconds.
 FIRST_REST, LONGEST_REST = 0.5, 30.0
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-
-
-def to_datetime(ms: float) -> datetime:
-    """Return the aware UTC instant of *ms* since the epoch."""
-    return _EPOCH + timedelta(milliseconds=ms)
-
-
-def to_ms(instant: datetime) -> int:
-    """Return an aware *instant* as ms since the epoch."""
-    return (instant - _EPOCH) // timedelta(milliseconds=1)
 
 
 class Job:
@@ -57,11 +45,9 @@ class Job:
         self.name: str = entry.name
         self.entry = entry
         self.policy = policy
-        zone = policy.zone or zone
-        self._timetable: Timetable = timetable(
-            entry.schedule, zone=zone, job=entry.name, anchor=policy.anchor
+        self._slots = slots_of(
+            entry.schedule, zone=policy.zone or zone, job=entry.name, anchor=policy.anchor
         )
-        self.fingerprint = fingerprint(entry.schedule, zone=zone, anchor=policy.anchor)
         self.cursor = 0
         self.begun = False
         self.since = 0
@@ -76,14 +62,19 @@ class Job:
     @property
     def chained(self) -> bool:
         """Whether each slot is known only from the one before it."""
-        return self._timetable.chained
+        return self._slots.chained
 
-    def slots_from(self, instant: datetime) -> Iterator[datetime]:
-        """Yield the slots at or after *instant*, as aware UTC datetimes."""
-        at = self._timetable.after(instant - timedelta(milliseconds=1))
+    @property
+    def fingerprint(self) -> str:
+        """Text that stands for the schedule's rule, the same on every replica."""
+        return self._slots.fingerprint
+
+    def slots_from(self, ms: int) -> Iterator[int]:
+        """Yield the slots at or after the instant *ms*."""
+        at = self._slots.after(ms - 1)
         while at is not None:
             yield at
-            at = self._timetable.after(at)
+            at = self._slots.after(at)
 
     def begin(self, state: JobState, now: int) -> None:
         """Take over from the store how far the job has come."""
@@ -148,13 +139,13 @@ class Job:
         if self.chained:
             slots = takewhile(lambda slot: slot <= now, self._slots_after(self.cursor))
             return list(deque(slots, maxlen=1))
-        found = self._timetable.at_or_before(to_datetime(now))
-        return [] if found is None or to_ms(found) <= self.cursor else [to_ms(found)]
+        found = self._slots.at_or_before(now)
+        return [] if found is None or found <= self.cursor else [found]
 
     def _slots_after(self, start: int) -> Iterator[int]:
         """Yield the slots after *start*; those of a chain are found from its end on."""
         at = min(start, self.chain_end) if self.chained else start
-        while (following := self._timetable.after(to_datetime(at))) is not None:
-            at = to_ms(following)
+        while (following := self._slots.after(at)) is not None:
+            at = following
             if at > start:
                 yield at

@@ -11,7 +11,7 @@ from typing import Protocol
 from celery_anarchon.backends import Backend
 from celery_anarchon.claims import Asked
 from celery_anarchon.errors import BackendError
-from celery_anarchon.jobs import to_datetime
+from celery_anarchon.slots import to_datetime
 from celery_anarchon.types import FinalState
 
 __all__ = ("LeaseLost", "Outbox", "Postman")

@@ -23,9 +23,10 @@ from celery_anarchon.clock import StoreClock
 from celery_anarchon.dispatch import evaluate_arguments, stamped, suspicious_options
 from celery_anarchon.errors import AnarchonError, BackendError, ConfigurationError
 from celery_anarchon.health import Health
-from celery_anarchon.jobs import Job, to_datetime
+from celery_anarchon.jobs import Job
 from celery_anarchon.outbox import LeaseLost, Outbox
 from celery_anarchon.settings import Settings, read_settings
+from celery_anarchon.slots import to_datetime
 from celery_anarchon.types import Outcome, RunState
 
 __all__ = ("AnarchonScheduler",)

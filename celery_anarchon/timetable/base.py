@@ -70,10 +70,13 @@ class Timetable(ABC):
         chained: whether only the way from one slot to the next is known (see
             :mod:`celery_anarchon.timetable.custom`). ``at_or_before`` then always answers None,
             and the argument of ``after`` is the job's last slot rather than any instant.
+        shareable: whether all schedules of an equal rule have the same slots; of a custom one the
+            rule may not tell all.
         rule: the schedule's rule in plain values: equal where, and only where, the slots are.
     """
 
     chained: ClassVar[bool] = False
+    shareable: ClassVar[bool] = True
     rule: tuple[Any, ...]
 
     def at_or_before(self, instant: datetime) -> datetime | None:

@@ -58,6 +58,8 @@ class OwnTimetable(Timetable):
         job: name of the entry, for errors.
     """
 
+    shareable = False
+
     def __init__(self, schedule: Any, job: str | None) -> None:
         self._schedule = schedule
         self._job = job
@@ -116,6 +118,7 @@ class ChainedTimetable(Timetable):
     """
 
     chained = True
+    shareable = False
 
     def __init__(self, schedule: BaseSchedule, zone: Zone, job: str | None) -> None:
         self._schedule = schedule
