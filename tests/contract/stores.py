@@ -50,7 +50,8 @@ def sqlite(tmp_path: Path) -> Iterator[Store]:
 
 
 def postgresql(postgresql_server: Any) -> Iterator[Store]:
-    with Store(postgresql_server.fresh()) as store:
+    # Each store has tables of its own; a database for each test would be slow to remove.
+    with Store(postgresql_server.url()) as store:
         yield store
 
 
