@@ -53,8 +53,11 @@ class Comparison:
             for name in ("one", "two", "three")
         ]
         now = self.replicas[0].store.now()
-        # Ten slots that are due, one that is too late for all, one that is far ahead.
-        self.slots = [*(now - 60_000 + 1000 * n for n in range(10)), now - 10**8, now + 10**8]
+        # Ten slots that are due, some close together and some far apart; one that is too late for
+        # all, and one that is far ahead.
+        due = [now - 1_500_000 + 160_000 * n for n in range(6)]
+        due += [now - 60_000 + n * n for n in range(4)]
+        self.slots = [*due, now - 10**8, now + 10**8]
         self.claims: list[Claim] = []
         self.states: dict[str, tuple[str, JobState, JobState]] = {}
 
