@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from kombu import Connection
 from kombu.exceptions import OperationalError
+from kombu.utils.url import url_to_parts
 
-__all__ = ("bounds", "publish_errors", "store_url")
+from celery_anarchon.backends.base import blot
+
+__all__ = ("bounds", "publish_errors", "shown", "store_url")
 
 #: A socket to the broker that stays silent for so long counts as dead, seconds. Without a bound a
 #: publish on a half-dead socket blocks beat for ever (redbeat#201).
 SOCKET_TIMEOUT = 10.0
 CONNECT_TIMEOUT = 4.0
 
-REDIS = frozenset({"redis", "rediss", "redis+socket"})
+REDIS = frozenset({"redis", "rediss", "sentinel"})
 AMQP = frozenset({"amqp", "amqps", "pyamqp"})
 
 _REDIS_BOUNDS = {
@@ -37,6 +43,30 @@ def bounds(connection: Connection) -> dict[str, float]:
     }
 
 
+class Batch:
+    """Messages that a producer sends together, where its transport can.
+
+    Attributes:
+        deferred: whether they are sent at the end rather than one by one.
+    """
+
+    def __init__(self, deferred: bool) -> None:
+        self.deferred = deferred
+
+    def take(self) -> None:
+        """Nothing is held back for the store."""
+
+
+@contextmanager
+def batch(producer: Any) -> Iterator[Batch]:
+    """While it lasts, *producer* batches what it publishes (kombu 5.7 and later)."""
+    if getattr(producer, "supports_batch_publish", False):
+        with producer.batch():
+            yield Batch(deferred=True)
+    else:
+        yield Batch(deferred=False)
+
+
 def publish_errors(connection: Connection) -> tuple[type[BaseException], ...]:
     """Return the exceptions by which a publish says that the broker, not the message, failed."""
     return (
@@ -47,54 +77,105 @@ def publish_errors(connection: Connection) -> tuple[type[BaseException], ...]:
     )
 
 
+def shown(connection: Connection) -> str:
+    """Return where *connection* leads to, without its secrets, for an error."""
+    scheme, host = connection.transport_cls, connection.hostname or ""
+    if not isinstance(scheme, str):
+        scheme = getattr(scheme, "__qualname__", "?")
+    return f"{scheme}+{blot(host)}" if "://" in host else f"{scheme}://{host}"
+
+
 def store_url(connection: Connection) -> str | None:
     """Return the claim store URL that the broker itself makes, or None where it can't be one."""
     scheme = connection.transport_cls
+    if scheme in AMQP:
+        return str(connection.as_uri(include_password=True)).removeprefix("py")
+    # What answers differently each time it is asked does not fit in a URL.
+    if scheme not in REDIS or _changing_secret(connection):
+        return None
     if scheme == "sentinel":
         return _sentinel_url(connection)
-    if scheme in REDIS:
-        return _redis_url(connection)
-    if scheme in AMQP:
-        return str(connection.as_uri(include_password=True))
-    return None
+    if "://" in (connection.hostname or ""):
+        return _socket_url(connection)
+    return _redis_url(connection)
 
 
 def _redis_url(connection: Connection) -> str:
-    hostname = connection.hostname or "localhost"
-    database = connection.virtual_host or "0"
-    secret = _secret(connection)
-    if "/" in hostname:
-        return f"redis+socket://{secret}{hostname.removeprefix('socket://')}?" + urlencode(
-            {"db": database.strip("/") or "0"}
-        )
-    ssl = connection.ssl if isinstance(connection.ssl, dict) else {}
-    scheme = "rediss" if connection.ssl or connection.transport_cls == "rediss" else "redis"
-    query = {name: _ssl_value(value) for name, value in ssl.items() if name.startswith("ssl_")}
-    port = connection.port or 6379
-    url = f"{scheme}://{secret}{hostname}:{port}/{database.strip('/') or '0'}"
-    return f"{url}?{urlencode(query)}" if query else url
+    secure = connection.ssl or connection.transport_cls == "rediss"
+    host = f"{_host(connection.hostname or 'localhost')}:{connection.port or 6379}"
+    return _url(
+        "rediss" if secure else "redis",
+        f"{_secret(connection.userid, connection.password)}{host}/{_database(connection)}",
+        _ssl_options(connection.ssl),
+    )
 
 
-def _ssl_value(value: Any) -> str:
-    """Return an ``ssl`` constant as redis-py's URLs spell it: CERT_REQUIRED → required."""
-    name = getattr(value, "name", str(value))
-    return name.removeprefix("CERT_").lower() if name.startswith("CERT_") else name
+def _socket_url(connection: Connection) -> str:
+    """``redis+socket:///path?virtual_host=1``, all of which kombu leaves to its transport."""
+    parts = url_to_parts(connection.hostname)
+    query = dict(parts.query)
+    if "credential_provider" not in query:
+        query.setdefault("db", query.pop("virtual_host", _database(connection)))
+    secret = _secret(parts.username, parts.password)
+    return _url("redis+socket", f"{secret}/{quote(parts.path or '')}", query)
 
 
 def _sentinel_url(connection: Connection) -> str | None:
-    master = connection.transport_options.get("master_name")
+    options = connection.transport_options
+    master = options.get("master_name")
     if not master:
         return None
-    hosts = ",".join(
-        url.partition("://")[2].rpartition("@")[2].partition("/")[0]
-        for url in (connection.alt or [connection.as_uri()])
+    parts = [url_to_parts(url) for url in connection.alt]
+    hosts = [(part.hostname, part.port) for part in parts if part.scheme == "sentinel"]
+    text = ",".join(
+        f"{_host(host or 'localhost')}:{port or 26379}"
+        for host, port in hosts or [(connection.hostname, connection.port)]
     )
-    database = (connection.virtual_host or "0").strip("/") or "0"
-    return f"sentinel://{_secret(connection)}{hosts}/{quote(master)}/{database}"
+    query = _ssl_options(connection.ssl) | {
+        f"sentinel_{name}": value
+        for name, value in (options.get("sentinel_kwargs") or {}).items()
+        if name in ("username", "password") and value
+    }
+    if connection.ssl:
+        query["ssl"] = "true"
+    secret = _secret(connection.userid, connection.password)
+    return _url("sentinel", f"{secret}{text}/{quote(master)}/{_database(connection)}", query)
 
 
-def _secret(connection: Connection) -> str:
-    if not connection.password:
+def _url(scheme: str, rest: str, query: Mapping[str, Any]) -> str:
+    return f"{scheme}://{rest}?{urlencode(query)}" if query else f"{scheme}://{rest}"
+
+
+def _host(name: str) -> str:
+    return f"[{name}]" if ":" in name else name
+
+
+def _database(connection: Connection) -> str:
+    return str(connection.virtual_host or "").strip("/") or "0"
+
+
+def _changing_secret(connection: Connection) -> bool:
+    return callable(connection.password) or bool(getattr(connection, "credential_provider", None))
+
+
+def _secret(user: str | None, password: str | None) -> str:
+    if not user and not password:
         return ""
-    password = connection.password() if callable(connection.password) else connection.password
-    return f"{quote(connection.userid or '', safe='')}:{quote(password, safe='')}@"
+    secret = f":{quote(password, safe='')}" if password else ""
+    return f"{quote(user or '', safe='')}{secret}@"
+
+
+def _ssl_options(options: Any) -> dict[str, str]:
+    """Return ``broker_use_ssl`` as the options of a redis-py URL."""
+    given = options if isinstance(options, dict) else {}
+    return {
+        name: _requirement(value) if name == "ssl_cert_reqs" else str(value)
+        for name, value in given.items()
+        if name.startswith("ssl_") and value is not None
+    }
+
+
+def _requirement(value: Any) -> str:
+    """Return ``ssl.CERT_REQUIRED``, however it is written, as ``required``."""
+    name = str(value) if isinstance(value, str) else ssl.VerifyMode(value).name
+    return name.removeprefix("CERT_").lower()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
+import reprlib
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ from celery import Celery
 
 from celery_anarchon.backends import backend_class, schemes
 from celery_anarchon.backends.base import Backend, blot, scheme_of
-from celery_anarchon.broker import store_url
+from celery_anarchon.broker import shown, store_url
 from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.types import CatchUp, Overlap, Track, Traits
 
@@ -24,6 +24,10 @@ __all__ = ("Policy", "Settings", "read_settings")
 
 PREFIX = "anarchon_"
 DEFAULT_MAX_LATE = 3600.0
+#: No duration is longer than this, seconds: what stores and clocks calculate with has an end.
+LONGEST = 100 * 365.25 * 86_400
+#: No count is higher than this.
+HIGHEST = 1_000_000
 NAMES = frozenset(
     {
         "url", "prefix", "instance", "max_late", "keep", "catch_up", "lease", "attempts",
@@ -36,6 +40,11 @@ ENTRY_NAMES = frozenset(
         "timezone", "splay", "anchor",
     }
 )  # fmt: skip
+
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = 100
+#: The ``repr`` of a value for an error, cut to a length that can be read.
+show = _repr.repr
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,7 @@ class Settings:
         schedule: the app's ``beat_schedule``.
     """
 
-    url: str
+    url: str = field(repr=False)
     prefix: str
     instance: str
     history: int
@@ -84,7 +93,7 @@ class Settings:
     entries: Mapping[str, Policy] = field(default_factory=dict)
     zone: tzinfo = timezone.utc
     zone_is_host: bool = False
-    schedule: Mapping[str, Any] = field(default_factory=dict)
+    schedule: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def policy(self, job: str) -> Policy:
         """Return the policy of *job*."""
@@ -110,10 +119,12 @@ class Settings:
                     "not; use redis:// (strategy lease), postgresql:// or sqlite://, "
                     "or track = 'dispatch'"
                 )
-            if traits.max_keep is not None and policy.keep > traits.max_keep:
+            keep = policy.keep + policy.splay
+            if traits.max_keep is not None and keep > traits.max_keep:
                 raise ConfigurationError(
-                    f"{where}keep = {policy.keep:g} s is longer than {blot(self.url)} can remember "
-                    f"({traits.max_keep:g} s); lower anarchon_keep and max_late"
+                    f"{where}keep = {policy.keep:g} s, and splay = {policy.splay:g} s on top, is "
+                    f"longer than {blot(self.url)} can remember ({traits.max_keep:g} s); "
+                    "lower anarchon_keep, max_late or splay"
                 )
 
     def open_backend(self) -> Backend:
@@ -132,26 +143,25 @@ def read_settings(app: Celery) -> Settings:
     given = _given(app)
     conf = app.conf
     late = conf.beat_cron_starting_deadline
+    base = Policy()
+    if late is not None and "max_late" not in given:
+        base = replace(base, max_late=_duration("beat_cron_starting_deadline", late))
     default = _policy(
         "anarchon_",
         {name: value for name, value in given.items() if name in ENTRY_NAMES},
-        Policy(
-            max_late=DEFAULT_MAX_LATE
-            if late is None
-            else _seconds("beat_cron_starting_deadline", late, positive=True)
-        ),
+        base,
         given.get("keep"),
     )
     return Settings(
         url=_url(app, given.get("url")),
         prefix=_text("anarchon_prefix", given.get("prefix", "cron")),
-        instance=_text("anarchon_instance", given.get("instance") or default_instance()),
+        instance=_text("anarchon_instance", given.get("instance", default_instance())),
         history=_count("anarchon_history", given.get("history", 100)),
         default=default,
-        entries=_entries(given.get("entries") or {}, default, given.get("keep")),
+        entries=_entries(given.get("entries", {}), default, given.get("keep")),
         zone=app.timezone,
         zone_is_host=not conf.enable_utc and not conf.timezone,
-        schedule=conf.beat_schedule,
+        schedule=_schedule(conf.beat_schedule),
     )
 
 
@@ -167,16 +177,18 @@ def default_instance() -> str:
 def _given(app: Celery) -> dict[str, Any]:
     """Return the ``anarchon_*`` settings that are set, by their names without the prefix."""
     conf = app.conf
+    keys = sorted(set(map(str, conf)))
+    # Celery knows the prefix only once it has read the configuration.
     namespace = conf.prefix or ""
     found = {}
-    for key in sorted(set(map(str, conf))):
+    for key in keys:
         name = key.removeprefix(namespace).lower()
         # Under a namespace, other upper-case names of the module are none of Celery's business.
         if not name.startswith(PREFIX) or (namespace and key.isupper() and key.lower() == name):
             continue
         if name.removeprefix(PREFIX) not in NAMES:
             raise ConfigurationError(
-                f"{name} is not a setting of celery_anarchon; "
+                f"{key} is not a setting of celery_anarchon; "
                 f"there are {', '.join(PREFIX + known for known in sorted(NAMES))}"
             )
         value = conf.get(name, conf[key])
@@ -193,21 +205,38 @@ def _url(app: Celery, url: Any) -> str:
             f"anarchon_url = {blot(str(url))!r} is not a URL; for example "
             "'redis://localhost:6379/0' or 'sqlite:////var/lib/beat/claims.db'"
         )
-    if scheme_of(url) not in schemes():
-        backend_class(url)
+    backend_class(url)
     return url
 
 
 def _broker_as_store(app: Celery) -> str:
-    broker = app.connection_for_write()
+    try:
+        broker = app.connection_for_write()
+    except (KeyError, ImportError, TypeError, ValueError) as exc:
+        # Other texts may hold a part of the URL.
+        reason = exc if isinstance(exc, ImportError) else type(exc).__name__
+        raise ConfigurationError(
+            f"anarchon_url is not set, and kombu can't use broker_url ({reason}); set both"
+        ) from None
     url = store_url(broker)
     if url is None or scheme_of(url) not in schemes():
         raise ConfigurationError(
-            f"anarchon_url is not set, and the broker {broker.as_uri()} can't hold claims; "
+            f"anarchon_url is not set, and the broker {shown(broker)} can't hold claims; "
             "set it to a store that all replicas reach, for example "
             "'redis://localhost:6379/0', or 'sqlite:////var/lib/beat/claims.db' on one host"
         )
     return url
+
+
+def _schedule(schedule: Any) -> Mapping[str, Any]:
+    if not isinstance(schedule, Mapping):
+        raise ConfigurationError(
+            f"beat_schedule is a {type(schedule).__name__}, not a dict of job name → entry"
+        )
+    for name in schedule:
+        if not isinstance(name, str):
+            raise ConfigurationError(f"beat_schedule: the job name {name!r} must be a text")
+    return schedule
 
 
 def _entries(entries: Any, default: Policy, keep: Any) -> dict[str, Policy]:
@@ -240,8 +269,11 @@ def _policy(where: str, given: Mapping[str, Any], base: Policy, keep: Any) -> Po
     if "timezone" in read:
         read["zone"] = read.pop("timezone")
     policy = replace(base, **read)
-    seconds = 2 * policy.max_late if keep is None else _duration("anarchon_keep", keep)
-    policy = replace(policy, keep=seconds)
+    if keep is None:
+        # A claim may come late by max_late after the splay.
+        policy = replace(policy, keep=2 * policy.max_late + policy.splay)
+    else:
+        policy = replace(policy, keep=_duration("anarchon_keep", keep))
     if policy.keep <= policy.max_late + policy.splay:
         raise ConfigurationError(
             f"anarchon_keep = {policy.keep:g} s must be longer than {where}max_late "
@@ -265,9 +297,12 @@ def _text(name: str, value: Any) -> str:
 def _seconds(name: str, value: Any, *, positive: bool) -> float:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     valid = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-    if not valid or not math.isfinite(seconds) or seconds < 0 or (positive and seconds == 0):
+    # NaN is in no range.
+    if not valid or not 0 <= seconds <= LONGEST or (positive and seconds == 0):
         least = "more than 0" if positive else "0 or more"
-        raise ConfigurationError(f"{name} = {value!r} must be seconds, {least}, or a timedelta")
+        raise ConfigurationError(
+            f"{name} = {show(value)} must be seconds, {least} and at most 100 years, or a timedelta"
+        )
     return float(seconds)
 
 
@@ -287,8 +322,10 @@ def _lease(name: str, value: Any) -> float:
 
 
 def _count(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigurationError(f"{name} = {value!r} must be a whole number, 1 or more")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= HIGHEST:
+        raise ConfigurationError(
+            f"{name} = {show(value)} must be a whole number from 1 to {HIGHEST:,}"
+        )
     return value
 
 
@@ -315,12 +352,13 @@ def _zone(name: str, value: Any) -> tzinfo:
 
 
 def _anchor(name: str, value: Any) -> datetime | float:
-    if isinstance(value, datetime) and value.tzinfo is not None:
+    if isinstance(value, datetime) and value.utcoffset() is not None:
         return value
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if number and abs(value) <= LONGEST:
         return float(value)
     raise ConfigurationError(
-        f"{name} = {value!r} must be an aware datetime, or seconds since the epoch"
+        f"{name} = {show(value)} must be an aware datetime, or seconds since the epoch"
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
+from urllib.parse import urlsplit
 
 from celery_anarchon.backends.base import Backend, blot, scheme_of
 from celery_anarchon.errors import ConfigurationError, MissingExtra
@@ -38,10 +40,12 @@ def backend_class(url: str) -> type[Backend]:
     """Return the backend class for *url*, importing it.
 
     Raises:
-        ConfigurationError: no backend is registered for the scheme.
+        ConfigurationError: no backend is registered for the scheme, or a password in the URL is
+            not percent-encoded.
         MissingExtra: its client library is not installed.
     """
     scheme = scheme_of(url)
+    _refuse_raw_secret(url)
     point = _registered().get(scheme)
     if point is None:
         raise ConfigurationError(
@@ -59,6 +63,23 @@ def backend_class(url: str) -> type[Backend]:
             f'pip install "celery-anarchon[{extra}]"'
         ) from exc
     return loaded
+
+
+def _refuse_raw_secret(url: str) -> None:
+    """Raise where a part of a password would be read, and shown, as a host, path or option."""
+    rest = url.partition("://")[2]
+    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    try:
+        urlsplit(url)
+        raw = bool(authority) and "@" in rest.removeprefix(authority)
+    except ValueError:  # its text may quote the URL
+        raw = True
+    if raw:
+        raise ConfigurationError(
+            f"anarchon_url = {blot(url)!r} can't be read: in a user name or password write '/' as "
+            "%2F, '?' as %3F, '#' as %23, '[' as %5B, ']' as %5D and '@' as %40, "
+            "and '@' as %40 after the host too"
+        )
 
 
 def open_backend(url: str, *, prefix: str = "cron", **options: Any) -> Backend:

@@ -5,13 +5,22 @@ A backend imports types, errors, this module and its own client library, nothing
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
 
 from celery_anarchon.errors import ConfigurationError
-from celery_anarchon.types import Claim, FinalState, JobState, Run, StoreInfo, Traits, Verdict
+from celery_anarchon.types import (
+    Claim,
+    FinalState,
+    JobState,
+    Published,
+    Run,
+    StoreInfo,
+    Traits,
+    Verdict,
+)
 
 __all__ = ("EARLY_TOLERANCE_MS", "Backend", "blot")
 
@@ -19,16 +28,21 @@ __all__ = ("EARLY_TOLERANCE_MS", "Backend", "blot")
 #: trip in which a replica measured that clock, and no more: a fast replica is told ``early``.
 EARLY_TOLERANCE_MS = 100
 
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+
 
 def blot(url: str) -> str:
     """Return *url* with its password, and any secret in its query, replaced by ``**``."""
     scheme, separator, rest = url.partition("://")
     if not separator:
-        return url
-    authority, slash, tail = rest.partition("/")
-    userinfo, at, host = authority.rpartition("@")
+        # Perhaps a URL with a slip of the pen.
+        _, at, rest = url.rpartition("@")
+        return f"**{at}{rest}" if at else url
+    # Up to the last @: a "/", "?" or "#" that should have been written %2F may stand in a password.
+    userinfo, at, rest = rest.rpartition("@")
     if at and ":" in userinfo:
         userinfo = userinfo.partition(":")[0] + ":**"
+    host, slash, tail = rest.partition("/")
     path, question, query = tail.partition("?")
     if question:
         query = "&".join(
@@ -128,6 +142,24 @@ class Backend(ABC):
         """
         return [False] * len(claims)
 
+    def publish(
+        self, claims: Sequence[Claim], commands: Sequence[Sequence[Sequence[Any]]]
+    ) -> list[Published]:
+        """End each run as done and execute its *commands*, in one step, if the token still holds.
+
+        Only where ``traits.fence`` is set. Asking again after an error is safe: what was sent
+        is ``lost`` the second time.
+
+        Arguments:
+            commands: for each claim, what the broker's transport would send to publish its
+                message.
+        """
+        raise NotImplementedError
+
+    def identity(self) -> str | None:
+        """Return a text that only this very server and database have, or None."""
+        return None
+
     def expired(self, limit: int = 1000) -> list[Run]:
         """Return runs that any replica may take over, oldest lease first, at most *limit*.
 
@@ -186,4 +218,5 @@ class Backend(ABC):
 
 def scheme_of(url: str) -> str:
     """Return the scheme of *url* in lower case, or ``""`` where it has none."""
-    return urlsplit(url).scheme.lower() if "://" in url else ""
+    scheme, separator, _ = url.partition("://")
+    return scheme.lower() if separator and _SCHEME.fullmatch(scheme) else ""

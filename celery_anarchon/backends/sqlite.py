@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -85,6 +86,7 @@ def path_of(url: str) -> str:
     path = unquote(path)
     shape = "use sqlite:///relative/path or sqlite:////absolute/path"
     if host:
+        host = host.rpartition("@")[2]
         raise ConfigurationError(f"{blot(url)}: {host!r} is where a host would be; {shape}")
     if question:
         raise ConfigurationError(f"{blot(url)}: unknown option {query!r}; SQLite takes none")
@@ -124,6 +126,8 @@ class SQLiteBackend(TablesBackend):
         }
         self._sql = statements("sqlite.sql", names | {"version": str(SCHEMA_VERSION)})
         self._db: sqlite3.Connection | None = None
+        self._lock = threading.RLock()
+        self._closings = 0
         self._pid = 0
         self._file: tuple[int, int] | None = None
         self._worked = False
@@ -153,6 +157,19 @@ class SQLiteBackend(TablesBackend):
         return StoreInfo("SQLite", sqlite3.sqlite_version, tuple(warnings))
 
     def close(self) -> None:
+        self._closings += 1
+        self._drop_unless_used()
+
+    def _drop_unless_used(self) -> None:
+        """Close the connection, unless another thread is in the middle of a call."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._drop()
+            finally:
+                self._lock.release()
+
+    def _drop(self) -> None:
+        """Close the connection; one that a fork inherited is left as it is."""
         db, self._db = self._db, None
         if db is None:
             return
@@ -245,22 +262,26 @@ class SQLiteBackend(TablesBackend):
         The waiting is done here rather than in SQLite, for signal handlers to run meanwhile.
         """
         deadline = time.monotonic() + BUSY_SECONDS
-        pause = 0.001
-        while True:
-            try:
-                answer = work(self._connected())
-            except sqlite3.Error as exc:
-                self._roll_back()
-                if not _is_busy(exc) or time.monotonic() + pause > deadline:
-                    self._refuse(exc)
-            except BaseException:
-                self._roll_back()
-                raise
-            else:
-                self._worked = True
-                return answer
-            time.sleep(pause)
-            pause = min(pause * 1.5, 0.02)
+        closings, pause = self._closings, 0.001
+        with self._lock:
+            while True:
+                try:
+                    answer = work(self._connected())
+                except sqlite3.Error as exc:
+                    self._roll_back()
+                    in_time = time.monotonic() + pause < deadline and self._closings == closings
+                    if not _is_busy(exc) or not in_time:
+                        self._refuse(exc)
+                except BaseException:
+                    self._roll_back()
+                    raise
+                else:
+                    self._worked = True
+                    if self._closings != closings:
+                        self._drop()
+                    return answer
+                time.sleep(pause)
+                pause = min(pause * 1.5, 0.02)
 
     def _roll_back(self) -> None:
         """End an open transaction; where even that fails, let go of the connection."""
@@ -269,12 +290,12 @@ class SQLiteBackend(TablesBackend):
             if db is not None and db.in_transaction:
                 db.execute("ROLLBACK")
         except sqlite3.Error:
-            self.close()
+            self._drop()
 
     def _connected(self) -> sqlite3.Connection:
         """Return the connection of this process to the file that is at the path now."""
         if self._db is not None and (self._pid != os.getpid() or self._file != self._identity()):
-            self.close()
+            self._drop()
         if self._db is None:
             self._open()
         db = self._db
@@ -298,7 +319,7 @@ class SQLiteBackend(TablesBackend):
             self._check_version(db)
             self._file = self._identity()
         except BaseException:
-            self.close()
+            self._drop()
             raise
 
     def _look(self) -> None:
@@ -405,9 +426,13 @@ def _close_before_fork() -> None:
     connection of its own to the same file.
     """
     for backend in list(_backends):
-        db = backend._db
-        if db is not None and not db.in_transaction:
-            backend.close()
+        backend._drop_unless_used()
 
 
-os.register_at_fork(before=_close_before_fork)
+def _free_after_fork() -> None:
+    """Forget a call that another thread of the parent was in the middle of."""
+    for backend in list(_backends):
+        backend._lock = threading.RLock()
+
+
+os.register_at_fork(before=_close_before_fork, after_in_child=_free_after_fork)
