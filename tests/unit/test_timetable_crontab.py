@@ -145,6 +145,17 @@ def test_a_repeated_hour_runs_once_unless_the_hours_are_all() -> None:
     assert forwards(every, *night) == [utc(2026, 10, 25, hour, 30) for hour in range(3)]
 
 
+def test_a_repeated_hour_at_the_end_of_the_only_day() -> None:
+    """Saturday ends twice in Santiago, and the next Saturday, or the last, is a week away."""
+    first, second = utc(2026, 4, 5, 2, 40), utc(2026, 4, 5, 3, 40)
+    once = timetable(crontab(40, 23, "sat"), zone="America/Santiago")
+    assert once.at_or_before(utc(2026, 4, 5, 3, 10)) == first
+    assert once.after(first) == utc(2026, 4, 12, 3, 40)
+    every = timetable(crontab(40, "*", "sat"), zone="America/Santiago")
+    assert every.after(first) == second
+    assert every.at_or_before(utc(2026, 4, 10)) == second
+
+
 @pytest.mark.parametrize("zone", [*ZONES, "Pacific/Apia"])
 def test_both_ways_agree_at_any_instant(zone: str) -> None:
     rng = random.Random(f"agree {zone}")
