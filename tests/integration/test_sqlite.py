@@ -10,6 +10,7 @@ import secrets
 import signal
 import sqlite3
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -509,6 +510,42 @@ def test_a_fork_uses_a_connection_of_its_own(file: Path, opened: Any) -> None:
     assert answers.get(timeout=30) == ["running", "won"]
     child.join()
     assert outcome(backend, question("b", now)) == "running"
+
+
+def test_a_fork_in_the_middle_of_another_threads_call(
+    file: Path, opened: Any, processes: Processes
+) -> None:
+    backend = opened(file)
+    now = backend.now()
+    holder = processes.start(sys.executable, "-c", HOLDER, file)
+    holder.wait_for_output("held")
+    verdicts: list[Any] = []
+    asking = threading.Thread(target=lambda: verdicts.extend(backend.claim([question("c", now)])))
+    asking.start()
+    time.sleep(0.2)
+    answers = FORK.Queue()
+    child = FORK.Process(target=_use_inherited, args=(backend, now, answers))
+    child.start()
+    holder.kill()
+    assert answers.get(timeout=30) == ["won", "won"]
+    child.join()
+    asking.join()
+    assert [str(verdict.outcome) for verdict in verdicts] == ["won"]
+
+
+def test_close_by_another_thread(file: Path, opened: Any, processes: Processes) -> None:
+    backend = opened(file)
+    now = backend.now()
+    holder = processes.start(sys.executable, "-c", HOLDER, file)
+    holder.wait_for_output("held")
+    closing = threading.Timer(0.3, backend.close)
+    closing.start()
+    began = time.monotonic()
+    with pytest.raises(BackendError, match="locked"):
+        backend.claim([question("a", now)])
+    assert time.monotonic() - began < 1
+    holder.kill()
+    assert outcome(backend, question("a", now)) == "won"
 
 
 def test_close_twice_and_again(file: Path, opened: Any) -> None:

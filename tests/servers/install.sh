@@ -3,7 +3,7 @@
 # No system service is started by it, and none is used by the tests.
 set -eu
 
-packages="redis-server redis-sentinel redis-tools postgresql rabbitmq-server mmdebstrap openssl"
+packages="redis-server redis-sentinel redis-tools postgresql pgbouncer rabbitmq-server mmdebstrap openssl"
 
 missing=""
 for package in $packages; do
