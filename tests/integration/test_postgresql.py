@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -17,8 +18,10 @@ from celery_anarchon import BackendError, Claim, ConfigurationError, Outcome, op
 from celery_anarchon.backends.postgresql import PostgreSQLBackend, grants_sql, schema_sql
 from celery_anarchon.backends.postgresql.target import target_of
 from celery_anarchon.errors import Unsupported
+from tests.processes import temporary_folder
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.postgresql import PostgreSQL
+from tests.servers.tls import make_certificate
 
 SPAWN = multiprocessing.get_context("spawn")
 FORK = multiprocessing.get_context("fork")
@@ -126,6 +129,31 @@ def test_an_unknown_host_among_others(postgresql_url: str, opened: Any) -> None:
     user, _, host = authority.rpartition("@")
     backend = opened(f"postgres://{user}@127.0.0.1:1,{host}/{database}")
     assert abs(backend.now() - time.time() * 1000) < 5000
+
+
+def test_tls(postgresql_url: str, opened: Any) -> None:
+    with pytest.raises(BackendError, match="server does not support SSL"):
+        opened(f"{postgresql_url}?sslmode=require")
+    folder = temporary_folder()
+    made = make_certificate(folder)
+    server = PostgreSQL("ssl = on", f"ssl_cert_file = '{made.certificate}'", "ssl_key_file = 'key'")
+    server.prepare()
+    key = server.cluster / "key"
+    shutil.copy(made.key, key)
+    key.chmod(0o600)
+    folder.chmod(0o755)
+    if server.user:
+        shutil.chown(key, server.user)
+    server.prepare = lambda: None  # type: ignore[method-assign]
+    with server:
+        url = f"{server.url()}?sslmode=verify-full&sslrootcert="
+        backend = opened(f"{url}{made.certificate}")
+        link = backend._link
+        assert link is not None
+        assert link.run("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()") == [(True,)]
+        other = temporary_folder()
+        with pytest.raises(BackendError, match="certificate verify failed"):
+            opened(f"{url}{make_certificate(other).certificate}")
 
 
 # -- identifiers, names and encodings ------------------------------------------------------------
