@@ -27,6 +27,8 @@ class Agenda:
     def __init__(self, logger: logging.Logger) -> None:
         self.jobs: dict[str, Job] = {}
         self._heap: list[tuple[int, int, Job]] = []
+        #: Name of a job whose slots can't be computed → when it is tried again.
+        self._broken: dict[str, int] = {}
         self._logger = logger
 
     @property
@@ -37,6 +39,7 @@ class Agenda:
     def arrange(self, now: int) -> None:
         """Put every job where its next slot is due."""
         self._heap.clear()
+        self._broken.clear()
         self.push(self.jobs.values(), now)
 
     def turn_back(self, now: int) -> None:
@@ -55,13 +58,21 @@ class Agenda:
     def push(self, jobs: Iterable[Job], now: int) -> None:
         """Put *jobs* where their next slots are due."""
         for job in jobs:
-            try:
-                due = job.next_due()
-            except Exception:  # noqa: BLE001  a schedule class is the user's own code
-                self._failed(job)
-                due = now + TRY_AGAIN
+            due = self._next_due(job, now)
             if due is not None:
                 heapq.heappush(self._heap, (due, id(job), job))
+
+    def _next_due(self, job: Job, now: int) -> int | None:
+        again = self._broken.get(job.name, 0)
+        if again > now:
+            return again
+        try:
+            due = job.next_due()
+        except Exception:  # noqa: BLE001  a schedule class is the user's own code
+            return self._failed(job, now)
+        if self._broken.pop(job.name, None):
+            self._logger.warning("anarchon: the slots of %r can be computed again.", job.name)
+        return due
 
     def claims(self, jobs: Iterable[Job], now: int) -> Iterator[Asked]:
         """Yield a claim for each slot of *jobs* that is due at *now*."""
@@ -69,15 +80,19 @@ class Agenda:
             try:
                 slots = job.due(now)
             except Exception:  # noqa: BLE001  a schedule class is the user's own code
-                self._failed(job)
+                self._failed(job, now)
             else:
                 for slot in slots:
                     yield claim_for(job, slot)
 
-    def _failed(self, job: Job) -> None:
+    def _failed(self, job: Job, now: int) -> int:
+        """Return when the job is tried again; only the first failure of a row is logged."""
         # One entry whose slots can't be computed must not stop the others.
-        self._logger.exception(
-            "anarchon: can't compute the next slot of %r, trying again in %d s.",
-            job.name,
-            TRY_AGAIN // 1000,
-        )
+        if job.name not in self._broken:
+            self._logger.exception(
+                "anarchon: can't compute the next slot of %r, trying again every %d s.",
+                job.name,
+                TRY_AGAIN // 1000,
+            )
+        self._broken[job.name] = now + TRY_AGAIN
+        return now + TRY_AGAIN

@@ -69,12 +69,10 @@ def batch(producer: Any) -> Iterator[Batch]:
 
 def publish_errors(connection: Connection) -> tuple[type[BaseException], ...]:
     """Return the exceptions by which a publish says that the broker, not the message, failed."""
-    return (
-        OperationalError,
-        OSError,
-        *connection.connection_errors,
-        *connection.channel_errors,
-    )
+    errors = (*connection.connection_errors, *connection.channel_errors)
+    # kombu counts KeyError and redis-py's DataError among Redis' own: they speak of the message.
+    told = (e for e in errors if not issubclass(e, LookupError) and e.__name__ != "DataError")
+    return (OperationalError, OSError, *told)
 
 
 def shown(connection: Connection) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,11 @@ def stamped(asked: Asked, prefix: str) -> Any:
     The user's own options and headers are copied: stock beat writes into them.
     """
     claim = asked.claim
-    entry = copy.copy(asked.job.entry)
+    original = asked.job.entry
+    # Not copy.copy(): Celery's __reduce__ forgets the app, also that of the schedule, and what a
+    # subclass keeps besides.
+    entry = object.__new__(type(original))
+    vars(entry).update(vars(original))
     options = dict(entry.options)
     options["headers"] = {
         **(options.get("headers") or {}),
