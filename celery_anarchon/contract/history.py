@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from celery_anarchon.backends import Backend
 from celery_anarchon.contract.asking import ask, by_slot, outcomes, question
 from celery_anarchon.contract.names import ODD_NAMES
 from celery_anarchon.contract.store import Store
@@ -91,17 +92,36 @@ class HistoryContract:
         assert ask(backend, "job", backend.now() - 1000) is WON
         assert store.open(prefix=f"{store.prefix}:job").runs() == []
 
-    def test_the_history_is_kept_and_bounded(self, store: Store) -> None:
+    def test_the_history_is_kept(self, store: Store) -> None:
+        """Also of runs that need not be remembered any more."""
+        backend = store.open(history=50)
+        slots = self._run_waves(backend, 3)
+        time.sleep(0.4)
+        first = backend.now() - 100
+        for number in range(16):
+            claim = question("job", first + number)
+            assert outcomes(backend, [claim]) == [WON]
+            backend.finish([claim], "done")
+            slots.append(claim.slot)
+        told = [run.slot for run in backend.runs("job", 50)]
+        assert told == slots[:-51:-1]
+
+    def test_the_history_is_bounded(self, store: Store) -> None:
         backend = store.open(history=20)
         # One, so that a store which prunes at every so many wins is not led by the batches' size.
         assert ask(backend, "job", backend.now() - 200) is WON
-        claims = 1
-        for _ in range(14):
+        self._run_waves(backend, 14)
+        assert len(by_slot(backend.runs("job", 10_000))) <= 360
+
+    def _run_waves(self, backend: Backend, count: int) -> list[int]:
+        """Win and finish runs that may soon be forgotten, and return their slots."""
+        slots = []
+        for _ in range(count):
             first = backend.now() - 100
-            batch = [question("job", first + n, max_late=0.3, keep=0.4) for n in range(32)]
-            won = [c for c, o in zip(batch, outcomes(backend, batch), strict=True) if o is WON]
+            batch = [question("job", first + n, max_late=0.5, keep=0.6) for n in range(32)]
+            told = outcomes(backend, batch)
+            won = [claim for claim, outcome in zip(batch, told, strict=True) if outcome is WON]
             backend.finish(won, "done")
-            claims += len(won)
+            slots += [claim.slot for claim in won]
             time.sleep(0.15)
-        told = len(by_slot(backend.runs("job", 10_000)))
-        assert min(20, claims) <= told <= 360
+        return slots
