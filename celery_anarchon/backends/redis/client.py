@@ -60,9 +60,13 @@ class Script:
 
 @dataclass(frozen=True)
 class Part:
-    """What a script is asked about one key (one shard): on Cluster, one call each."""
+    """What a script is asked about one shard: on Cluster, one call each.
 
-    key: bytes
+    All keys that decide are named, so that in the middle of a move to another node, when only
+    some of them are there, the node refuses (TRYAGAIN) and decides nothing by halves.
+    """
+
+    keys: Sequence[bytes]
     arguments: Sequence[Argument] = ()
 
 
@@ -117,7 +121,7 @@ class Client:
         *,
         again: Sequence[Argument] | None = None,
     ) -> list[Any]:
-        """Run *script* about *parts*; return its reply for each of them.
+        """Run *script* about *parts*; return its replies for each of them.
 
         One call in all, or on Cluster one for each part.
 
@@ -130,10 +134,11 @@ class Client:
             first = again if resent and again is not None else head
             if not self.cluster:
                 arguments = [*first, *(one for part in parts for one in part.arguments)]
-                call = _Call(script, [part.key for part in parts], arguments)
+                keys = [key for part in parts for key in part.keys]
+                call = _Call(script, keys, arguments)
                 reply: list[Any] = self._called(connection, [call])[0]
                 return reply
-            calls = [_Call(script, [part.key], [*first, *part.arguments]) for part in parts]
+            calls = [_Call(script, part.keys, [*first, *part.arguments]) for part in parts]
             return [one for reply in self._called_by_node(connection, calls) for one in reply]
 
         return self.ask(question)

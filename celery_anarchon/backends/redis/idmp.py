@@ -163,10 +163,9 @@ class IdmpBackend(PlainStore):
                     f"remember; at most {LONGEST - SLACK} s, or use strategy=lease"
                 )
         items = [
-            (job, (encoded(job), min(max(ceil(claim.keep), 1) + SLACK, LONGEST)))
-            for job, claim in new.items()
+            (job, (min(max(ceil(claim.keep), 1) + SLACK, LONGEST),)) for job, claim in new.items()
         ]
-        asked = Asked(self._keys, "last", items)
+        asked = Asked(self._keys, ("last", "runs"), items)
         durations = asked.arranged(self._client.run(IDMP, (PRODUCER,), asked.parts))
         self._durations |= dict(zip(new, map(int, durations), strict=True))
 

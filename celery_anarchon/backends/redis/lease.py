@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -19,7 +18,16 @@ from celery_anarchon.backends.redis.store import (
     milliseconds,
     scored,
 )
-from celery_anarchon.types import Claim, FinalState, Outcome, Run, RunState, Traits, Verdict
+from celery_anarchon.types import (
+    Claim,
+    FinalState,
+    Outcome,
+    Published,
+    Run,
+    RunState,
+    Traits,
+    Verdict,
+)
 
 __all__ = ("LeaseBackend",)
 
@@ -48,12 +56,16 @@ class LeaseBackend(RedisStore):
         remembers="as long as a late claim could ask",
         atomic_step="a Lua script, by the server's clock",
         crash="taken over when the lease has run out",
-        guarantee="at least once, fenced by the token",
+        guarantee=(
+            "at least once, fenced by the token; exactly once where the broker is this very "
+            "Redis database, as long as it keeps what it acknowledged"
+        ),
+        fence="redis",
     )
 
     def __init__(self, address: Address, **options: Any) -> None:
         super().__init__(address, **options)
-        self._replica = encoded(self.instance)
+        self._head = (encoded(self.instance), self.history * ENTRIES_PER_RUN)
 
     def claim(self, claims: Sequence[Claim]) -> list[Verdict]:
         replies: list[int] = []
@@ -77,15 +89,35 @@ class LeaseBackend(RedisStore):
             replies += self._decided(claim_items(some), "finish", state, again="refinish")
         return [reply == 1 for reply in replies]
 
+    def publish(
+        self, claims: Sequence[Claim], commands: Sequence[Sequence[Sequence[Any]]]
+    ) -> list[Published]:
+        replies: list[int | bytes] = []
+        for start in range(0, len(claims), self.batch_size):
+            some = slice(start, start + self.batch_size)
+            items = [
+                (job, (*arguments, *words(message)))
+                for (job, arguments), message in zip(
+                    claim_items(claims[some]), commands[some], strict=True
+                )
+            ]
+            replies += self._decided(items, "publish", "")
+        return [published(reply) for reply in replies]
+
+    def identity(self) -> str | None:
+        if self.address.kind == "cluster":
+            return None
+        run_id = self._client.ask(lambda connection, _: connection.info("server")["run_id"])
+        return f"{run_id}/{self.address.options.get('db') or 0}"
+
     def expired(self, limit: int = 1000) -> list[Run]:
         shards = [self._keys.of_shard("leases", shard) for shard in range(SHARDS)]
-        if not self._client.cluster:
-            return self._taken(shards, limit)
-        return [
-            run
-            for shard, count in self._oldest(shards, limit).items()
-            for run in self._taken([shard], count)
-        ]
+        if self._client.cluster:
+            items = self._oldest(shards, limit)
+            taken = self._decided(items, "take", "") if items else []
+        else:
+            taken = self._client.run(LEASE, ("expired", *self._head, limit), [Part(shards)])
+        return [told(reply) for reply in taken if reply]
 
     def runs(self, job: str | None = None, limit: int = 100) -> list[Run]:
         jobs = self._latest_jobs(limit) if job is None else [job]
@@ -105,30 +137,23 @@ class LeaseBackend(RedisStore):
         argument: Argument,
         *,
         again: str | None = None,
-    ) -> list[int]:
+    ) -> list[Any]:
         """Return the script's reply to each of *items*; *again* is the operation when resent."""
-        asked = Asked(self._keys, "leases", items)
-        rest = (self._replica, self.history * ENTRIES_PER_RUN, argument)
+        asked = Asked(self._keys, ("leases", "job"), items)
+        rest = (*self._head, argument)
         replies = self._client.run(
             LEASE, (operation, *rest), asked.parts, again=(again or operation, *rest)
         )
         return asked.arranged(replies)
 
-    def _oldest(self, shards: Sequence[bytes], limit: int) -> dict[bytes, int]:
-        """Return how many of the *limit* leases that end first each shard has."""
+    def _oldest(self, shards: Sequence[bytes], limit: int) -> list[tuple[str, Sequence[Argument]]]:
+        """Return job and slot of the *limit* leases that end first, over or not."""
         ends = self._client.commands(
             [("ZRANGE", shard, 0, limit - 1, "WITHSCORES") for shard in shards]
         )
-        scores = sorted(
-            (score, shard)
-            for shard, found in zip(shards, ends, strict=True)
-            for score, _ in scored(found)
-        )
-        return Counter(shard for _, shard in scores[:limit])
-
-    def _taken(self, shards: Sequence[bytes], limit: int) -> list[Run]:
-        head = ("expired", self._replica, self.history * ENTRIES_PER_RUN, limit)
-        return [told(reply) for reply in self._client.run(LEASE, head, [Part(s) for s in shards])]
+        leases = sorted(pair for found in ends for pair in scored(found))
+        members = [member.partition(b":") for _, member in leases[:limit]]
+        return [(decoded(job), (slot,)) for slot, _, job in members]
 
 
 def terms(claim: Claim) -> str:
@@ -138,6 +163,18 @@ def terms(claim: Claim) -> str:
         f"{milliseconds(claim.lease)} {milliseconds(claim.max_late)} {claim.attempts} "
         f"{int(claim.overlap == 'skip')} {milliseconds(claim.keep)} {after}"
     )
+
+
+def words(commands: Sequence[Sequence[Any]]) -> list[Any]:
+    """Return the commands of a message as lease.lua reads them."""
+    return [len(commands), *(word for one in commands for word in (len(one), *one))]
+
+
+def published(reply: int | bytes) -> Published:
+    """Return what lease.lua says of a message."""
+    if isinstance(reply, int):
+        return Published.SENT if reply else Published.LOST
+    return Published.REFUSED
 
 
 def verdict(reply: int) -> Verdict:

@@ -96,7 +96,7 @@ class OnceStore(RedisStore):
             (job, (*arguments, self._terms(one)))
             for (job, arguments), one in zip(claim_items(claims), claims, strict=True)
         ]
-        asked = Asked(self._keys, "last", items)
+        asked = Asked(self._keys, ("last", "runs", "job"), items)
         head = (self.mode, self._replica, self._kept(claims), EARLY_TOLERANCE_MS)
         replies = asked.arranged(self._client.run(ONCE, head, asked.parts))
         return [VERDICTS[reply] for reply in replies]

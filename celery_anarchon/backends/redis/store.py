@@ -23,15 +23,28 @@ JOBS = Script("jobs")
 class Asked:
     """A batch in the order of shards, and the way back to its own order."""
 
-    def __init__(self, keys: Keys, kind: str, items: Sequence[tuple[str, Sequence[Argument]]]):
-        """Arrange *items*, each a job and the arguments of its question, by the job's shard."""
+    def __init__(
+        self, keys: Keys, kinds: Sequence[str], items: Sequence[tuple[str, Sequence[Argument]]]
+    ) -> None:
+        """Arrange *items*, each a job and the arguments of its question, by the job's shard.
+
+        Arguments:
+            kinds: the key of the shard, then the keys of each job, that decide.
+        """
         by_shard: dict[int, list[int]] = defaultdict(list)
         for index, (job, _) in enumerate(items):
             by_shard[keys.shard(job)].append(index)
         self._indexes = list(by_shard.values())
         self.parts = [
             Part(
-                keys.of_shard(kind, shard),
+                [
+                    keys.of_shard(kinds[0], shard),
+                    *(
+                        keys.of_job(kind, items[index][0])
+                        for index in indexes
+                        for kind in kinds[1:]
+                    ),
+                ],
                 [len(indexes), *(one for index in indexes for one in items[index][1])],
             )
             for shard, indexes in by_shard.items()
@@ -69,8 +82,8 @@ class RedisStore(Backend):
     def register(self, fingerprints: Mapping[str, str]) -> dict[str, JobState]:
         states: dict[str, JobState] = {}
         for jobs in chunks(list(fingerprints), self.batch_size):
-            items = [(job, (encoded(job), encoded(fingerprints[job]))) for job in jobs]
-            asked = Asked(self._keys, "jobs", items)
+            items = [(job, (encoded(fingerprints[job]),)) for job in jobs]
+            asked = Asked(self._keys, ("jobs", "job"), items)
             replies = asked.arranged(self._client.run(JOBS, (), asked.parts))
             for job, (first, since, last) in zip(jobs, replies, strict=True):
                 states[job] = JobState(int(first), int(since), None if last is None else int(last))
@@ -131,5 +144,5 @@ def milliseconds(seconds: float) -> int:
 
 
 def claim_items(claims: Sequence[Claim]) -> list[tuple[str, tuple[Argument, ...]]]:
-    """Return job, and job, slot and token as arguments, of each claim."""
-    return [(one.job, (encoded(one.job), one.slot, encoded(one.token))) for one in claims]
+    """Return job, and slot and token as arguments, of each claim."""
+    return [(one.job, (one.slot, encoded(one.token))) for one in claims]

@@ -3,12 +3,12 @@
 --
 -- Units: seconds.
 --
--- KEYS[i]  <prefix>:{idmp.<shard>}:last of every shard that the batch touches.
--- The streams are named from it, so that they carry the same hash tag:
---   <prefix>:{idmp.<shard>}:runs:<job>
+-- KEYS     for every shard that the batch touches:
+--            <prefix>:{idmp.<shard>}:last   (so that no call has one key only, see client.py)
+--            n × <prefix>:{idmp.<shard>}:runs:<job>
 -- ARGV[1]  how many ids a producer may have
--- ARGV[2…] for each key: how many jobs n, then n × job, duration for a stream that is new
--- Reply    for each key: n × duration of its stream
+-- ARGV[2…] for every shard: n, then n × duration for a stream that is new
+-- Reply    for every shard: n × duration of its stream
 
 local function duration_of(stream)
   local facts = redis.call('XINFO', 'STREAM', stream)
@@ -19,21 +19,19 @@ local function duration_of(stream)
   end
 end
 
-local replies, at = {}, 2
-for i, key in ipairs(KEYS) do
-  local shard, reply = string.sub(key, 1, -5), {}
-  local count = tonumber(ARGV[at])
-  at = at + 1
+local replies, at, index = {}, 2, 1
+while index <= #KEYS do
+  local count, reply = tonumber(ARGV[at]), {}
   for n = 1, count do
-    local stream = shard .. 'runs:' .. ARGV[at]
+    local stream = KEYS[index + n]
     if redis.call('EXISTS', stream) == 0 then
       redis.call('XGROUP', 'CREATE', stream, 'made', '$', 'MKSTREAM')
       redis.call('XGROUP', 'DESTROY', stream, 'made')
-      redis.call('XCFGSET', stream, 'IDMP-DURATION', ARGV[at + 1], 'IDMP-MAXSIZE', ARGV[1])
+      redis.call('XCFGSET', stream, 'IDMP-DURATION', ARGV[at + n], 'IDMP-MAXSIZE', ARGV[1])
     end
     reply[n] = duration_of(stream)
-    at = at + 2
   end
-  replies[i] = reply
+  replies[#replies + 1] = reply
+  at, index = at + count + 1, index + count + 1
 end
 return replies

@@ -2,32 +2,32 @@
 --
 -- Units: instants are ms since the epoch by this server's clock.
 --
--- KEYS[i]  <prefix>:{<shard>}:jobs of every shard that the batch touches: set of job names.
--- The other key of a job is named from it, so that it carries the same hash tag:
---   <prefix>:{<shard>}:job:<job>   hash: first (seen), since, fp (fingerprint), last (slot)
--- ARGV     for each key: how many jobs n, then n × job, fingerprint
--- Reply    for each key: n × {first, since, last or nil}
+-- KEYS     for every shard that the batch touches:
+--            <prefix>:{<shard>}:jobs        set: names of all jobs
+--            n × <prefix>:{<shard>}:job:<job>
+--                                           hash: first (seen), since, fp (fingerprint),
+--                                           last (slot)
+-- ARGV     for every shard: n, then n × fingerprint
+-- Reply    for every shard: n × {first, since, last or nil}
 
 local time = redis.call('TIME')
 local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
 
-local replies, at = {}, 1
-for i, key in ipairs(KEYS) do
-  local shard, reply = string.sub(key, 1, -5), {}
-  local count = tonumber(ARGV[at])
-  at = at + 1
+local replies, at, index = {}, 1, 1
+while index <= #KEYS do
+  local jobs, count, reply = KEYS[index], tonumber(ARGV[at]), {}
   for n = 1, count do
-    local job, fingerprint = ARGV[at], ARGV[at + 1]
-    local hash = shard .. 'job:' .. job
+    local hash, fingerprint = KEYS[index + n], ARGV[at + n]
     local known = redis.call('HMGET', hash, 'first', 'since', 'last', 'fp')
     if not known[1] or known[4] ~= fingerprint then
       known[1], known[2] = known[1] or now, now
       redis.call('HSET', hash, 'first', known[1], 'since', now, 'fp', fingerprint)
-      redis.call('SADD', key, job)
+      -- The job's name begins where it does because "job:" is as long as "jobs".
+      redis.call('SADD', jobs, string.sub(hash, #jobs + 1))
     end
     reply[n] = {known[1], known[2], known[3]}
-    at = at + 2
   end
-  replies[i] = reply
+  replies[#replies + 1] = reply
+  at, index = at + count + 1, index + count + 1
 end
 return replies

@@ -3,29 +3,32 @@
 --
 -- Units: instants are ms since the epoch by this server's clock, durations are ms.
 --
--- KEYS[i]  <prefix>:{<shard>}:leases of every shard that the batch touches: sorted set,
---          score = end of the lease, member = <slot>:<job>.
--- The other keys of a shard are named from it, so that they carry the same hash tag:
---   <prefix>:{<shard>}:job:<job>             hash:   first, since, fp, last, floor;
---                                                    <slot>     one live run, packed;
---                                                    b<bucket>  when the bucket expires;
---                                                    a<slot>    attempts of an ended run that
---                                                               had more than one
---   <prefix>:{<shard>}:done:<bucket>:<job>   set:    ended slots; a skipped one as -<slot>
---   <prefix>:{<shard>}:runs:<job>            stream: the history, one entry per change
---   <prefix>:{<shard>}:jobs                  set:    names of all jobs
+-- KEYS     for every shard that the batch touches:
+--   <prefix>:{<shard>}:leases              sorted set, score = end of the lease,
+--                                          member = <slot>:<job>
+--   n × <prefix>:{<shard>}:job:<job>       hash:   first, since, fp, last, floor;
+--                                                  <slot>     one live run, packed;
+--                                                  b<bucket>  when the bucket expires;
+--                                                  a<slot>    attempts of an ended run that
+--                                                             had more than one
+-- The other keys are named from these, so that they carry the same hash tag. Not to find one of
+-- them makes a claim late, never won:
+--   <prefix>:{<shard>}:done:<bucket>:<job> set:    ended slots; a skipped one as -<slot>
+--   <prefix>:{<shard>}:runs:<job>          stream: the history, one entry per change
+--   <prefix>:{<shard>}:jobs                set:    names of all jobs
 --
 -- ARGV[1]  operation; ARGV[2] replica; ARGV[3] entries of a job's history, 0 for none;
 -- ARGV[4]  what the operation needs besides;
--- ARGV[5…] for each key: how many items n, then n items.
+-- ARGV[5…] for every shard: n, then n items.
 --
---   operation  ARGV[4]    item                                reply for each key
---   claim      tolerance  job, slot, token, terms             n × attempt * 8 + outcome
---   renew      lease      job, slot, token                    n × 0 or 1
---   finish     state      job, slot, token                    n × 0 or 1
---   refinish   state      job, slot, token                    n × 0 or 1
---   expired    how many   - (no items; n is left out)         one list over all keys:
---                         {slot:job, attempt, state, replica, token, claimed, finished}
+--   operation  ARGV[4]    item               reply for every shard
+--   claim      tolerance  slot, token, terms n × attempt * 8 + outcome
+--   renew      lease      slot, token        n × 0 or 1
+--   finish     state      slot, token        n × 0 or 1
+--   refinish   state      slot, token        n × 0 or 1
+--   take       -          slot               n × a run, or empty where its lease is not over
+--   expired    how many   - (no jobs)        instead: the runs whose leases are over, of all shards
+--   a run = {slot:job, attempt, state, replica, token, claimed, finished}
 --   terms = "lease max_late attempts overlap keep [after]", overlap 1 for "skip".
 --   refinish is finish sent again after a cut connection: 1 also where the first did it.
 
@@ -293,6 +296,33 @@ local function refinish(shard, job, slot, token)
   return 0
 end
 
+-- Executes the commands that publish a run's message, and ends the run, if the token holds.
+local function publish(shard, job, slot, token, commands)
+  local run = mine(shard, job, slot, token)
+  if not run then
+    return 0
+  end
+  for _, command in ipairs(commands) do
+    local reply = redis.pcall(unpack(command))
+    if type(reply) == 'table' and reply.err then
+      return reply.err
+    end
+  end
+  stop(shard, job, slot, run, 'done')
+  return 1
+end
+
+local function commands_at(at)
+  local commands, count = {}, tonumber(ARGV[at])
+  at = at + 1
+  for n = 1, count do
+    local words = tonumber(ARGV[at])
+    commands[n] = {unpack(ARGV, at + 1, at + words)}
+    at = at + 1 + words
+  end
+  return commands, at
+end
+
 -- Take over -----------------------------------------------------------------------------------
 
 local function over(run)
@@ -304,12 +334,13 @@ local function over(run)
   return run[ATTEMPT] >= run[ATTEMPTS]
 end
 
-local function told(shard, member)
-  local slot, job = string.match(member, '^(%-?%d+):(.*)$')
-  local run = live(shard, job, slot)
+local function take(shard, job, slot)
+  local run, member = live(shard, job, slot), slot .. ':' .. job
   if not run then
     call('ZREM', shard .. 'leases', member)
-    return nil
+    return {}
+  elseif run[LEASE_END] >= now then
+    return {}
   end
   local state, finished = run[RELEASED] and 'released' or 'running', ''
   if over(run) then
@@ -332,7 +363,8 @@ local function expired()
   end
   table.sort(found, function(one, two) return one[3] < two[3] end)
   for i = 1, math.min(limit, #found) do
-    reply[#reply + 1] = told(found[i][1], found[i][2])
+    local slot, job = string.match(found[i][2], '^(%-?%d+):(.*)$')
+    reply[i] = take(found[i][1], job, slot)
   end
   return reply
 end
@@ -341,17 +373,25 @@ if operation == 'expired' then
   return expired()
 end
 
-local decide = ({claim = claim, renew = renew, finish = finish, refinish = refinish})[operation]
-local width = operation == 'claim' and 4 or 3
-local replies, at = {}, 5
-for i, key in ipairs(KEYS) do
-  local shard, reply = string.sub(key, 1, -7), {}
-  local count = tonumber(ARGV[at])
+local decide = ({
+  claim = claim, renew = renew, finish = finish, refinish = refinish, take = take,
+  publish = publish,
+})[operation]
+local width = ({claim = 3, take = 1})[operation] or 2
+local replies, at, index = {}, 5, 1
+while index <= #KEYS do
+  local shard, count, reply = string.sub(KEYS[index], 1, -7), tonumber(ARGV[at]), {}
   at = at + 1
   for n = 1, count do
-    reply[n] = decide(shard, ARGV[at], ARGV[at + 1], ARGV[at + 2], width == 4 and ARGV[at + 3])
+    local job = string.sub(KEYS[index + n], #shard + 5)
+    local slot, token, more = ARGV[at], ARGV[at + 1], ARGV[at + 2]
     at = at + width
+    if operation == 'publish' then
+      more, at = commands_at(at)
+    end
+    reply[n] = decide(shard, job, slot, token, more)
   end
-  replies[i] = reply
+  replies[#replies + 1] = reply
+  index = index + count + 1
 end
 return replies

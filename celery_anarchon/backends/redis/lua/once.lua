@@ -3,20 +3,18 @@
 --
 -- Units: instants are ms since the epoch by this server's clock, durations are ms.
 --
--- KEYS[i]  <prefix>:{<shard>}:last of every shard that the batch touches: sorted set,
---          score = last slot, member = job.
--- The other keys of a shard are named from it, so that they carry the same hash tag:
---   <prefix>:{<shard>}:runs:<job>   stream: the claims, which are the history too
---   <prefix>:{<shard>}:job:<job>    hash:   since (read), floor
---
+-- KEYS     for every shard that the batch touches:
+--            <prefix>:{<shard>}:last   sorted set, score = last slot, member = job
+--            n × <prefix>:{<shard>}:runs:<job>   stream: the claims, the history too
+--              , <prefix>:{<shard>}:job:<job>    hash: since (read), floor
 -- ARGV[1]  what appends a claim, and finds it again:
 --            scan  XADD *; found in the entries since its slot
 --            id    XADD <slot>-0; found by its ID
 --            idmp  XADD IDMP; found in the entries since its slot
 -- ARGV[2]  replica; ARGV[3] runs to keep at least; ARGV[4] how far ahead a slot may lie
--- ARGV[5…] for each key: how many claims n, then n × job, slot, token, terms
---          terms = "max_late keep [after]"
--- Reply    for each key: n × outcome, 7 where the stream of an idmp job does not exist
+-- ARGV[5…] for every shard: n, then n × slot, token, terms
+--            terms = "max_late keep [after]"
+-- Reply    for every shard: n × outcome, 7 where the stream of an idmp job does not exist
 
 local WON, LATE, EARLY, LOST, MISSING = 0, 3, 4, 6, 7
 -- Entries read in one go, and ms of slots that share an IDMP producer: see idmp.py.
@@ -84,8 +82,8 @@ local function append_scan(stream, slot, token, keep, hash)
   return WON
 end
 
-local function claim(shard, key, job, slot, token, terms)
-  local stream, hash = shard .. 'runs:' .. job, shard .. 'job:' .. job
+local function claim(key, stream, hash, slot, token, terms)
+  local job = string.sub(hash, #key + 1)  -- "job:" is as long as "last"
   local late, keep, after = string.match(terms, '^(%S+) (%S+) ?(%S*)$')
   late, keep, after = tonumber(late), tonumber(keep), tonumber(after)
   local instant = tonumber(slot)
@@ -123,15 +121,14 @@ local function claim(shard, key, job, slot, token, terms)
   return outcome
 end
 
-local replies, at = {}, 5
-for i, key in ipairs(KEYS) do
-  local shard, reply = string.sub(key, 1, -5), {}
-  local count = tonumber(ARGV[at])
-  at = at + 1
+local replies, at, index = {}, 5, 1
+while index <= #KEYS do
+  local key, count, reply = KEYS[index], tonumber(ARGV[at]), {}
   for n = 1, count do
-    reply[n] = claim(shard, key, ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3])
-    at = at + 4
+    reply[n] = claim(key, KEYS[index + 2 * n - 1], KEYS[index + 2 * n],
+      ARGV[at + 3 * n - 2], ARGV[at + 3 * n - 1], ARGV[at + 3 * n])
   end
-  replies[i] = reply
+  replies[#replies + 1] = reply
+  at, index = at + 3 * count + 1, index + 2 * count + 1
 end
 return replies
