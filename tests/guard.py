@@ -1,7 +1,7 @@
 """Ends what a test run started, also when the run itself is killed with SIGKILL.
 
-Each test process that starts anything runs this file once as a child in a session of its own
-and writes lines to it: ``+pid N``, ``-pid N``, ``+folder PATH``, ``-folder PATH``. When the test
+Each test process that starts anything runs this file once as a child in a session of its own,
+with its own pid as argument, and writes lines to it: ``+pid N``, ``-pid N``, ``+folder PATH``, ``-folder PATH``. When the test
 process is gone, all that is still listed is killed and removed.
 
 A parent-death signal (PR_SET_PDEATHSIG) would not do: it is cleared on a change of user, is not
@@ -14,6 +14,7 @@ import os
 import select
 import shutil
 import signal
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def signal_family(pid: int, number: int) -> None:
 
 def main() -> None:
     """Keep the list until the test process is gone, then end what is on it."""
-    parent, pids, folders = os.getppid(), set[str](), set[str]()
+    parent, pids, folders = int(sys.argv[1]), set[str](), set[str]()
     listed = {"pid": pids, "folder": folders}
     buffer = b""
     # The pipe alone is no sign of life: a forked grandchild may still hold its other end.

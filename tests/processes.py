@@ -33,7 +33,7 @@ def _guard(pid: int) -> int:
     """Start the guard of the process *pid* (this one) and return the pipe to it."""
     reading, writing = os.pipe()
     subprocess.Popen(
-        [sys.executable, "-I", guard.__file__],
+        [sys.executable, "-I", guard.__file__, str(pid)],
         stdin=reading,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
