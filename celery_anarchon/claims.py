@@ -7,12 +7,17 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from celery_anarchon.backends import Backend
 from celery_anarchon.jobs import Job
 from celery_anarchon.types import Claim, FinalState, Outcome
 
-__all__ = ("Asked", "ask", "batches", "claim_for")
+__all__ = ("Asked", "Commands", "ask", "batches", "claim_for")
+
+
+#: The final commands of a transport that publish one message.
+Commands = list[tuple[Any, ...]]
 
 
 @dataclass
@@ -25,6 +30,7 @@ class Asked:
         outcome: what the store said, or None before it did.
         attempt: the attempt that was won.
         takeover: whether another replica had the run before.
+        commands: its message as commands that the store is to execute, until it has done so.
         ending: how the claim ends if this replica stops now.
     """
 
@@ -34,6 +40,7 @@ class Asked:
     outcome: Outcome | None = None
     attempt: int = 0
     takeover: bool = False
+    commands: Commands | None = None
     ending: FinalState = "released"
 
     @property

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from celery_anarchon.backends import Backend
-from celery_anarchon.claims import Asked
+from celery_anarchon.claims import Asked, Commands
 from celery_anarchon.errors import BackendError
 from celery_anarchon.slots import to_datetime
-from celery_anarchon.types import FinalState
+from celery_anarchon.types import FinalState, Published
 
-__all__ = ("LeaseLost", "Outbox", "Postman")
+__all__ = ("LeaseLost", "Outbox", "Parcel", "Postman")
 
 #: How long a stopping replica may take to give its claims back, seconds.
 HAND_BACK = 1.5
@@ -26,20 +27,42 @@ class LeaseLost(Exception):
     """The lease may have run out, so the message must not be sent."""
 
 
+class Parcel(Protocol):
+    """Messages that leave together.
+
+    Attributes:
+        deferred: whether they leave at the end rather than one by one.
+    """
+
+    deferred: bool
+
+    def take(self) -> Commands | None:
+        """Return the last message as commands for the store to execute, or None where it left."""
+
+
 class Postman(Protocol):
     """What takes messages to the broker."""
 
     def reach_broker(self) -> bool:
         """Connect where needed, and tell whether a message can be sent now."""
 
+    def parcel(self, backend: Backend) -> AbstractContextManager[Parcel]:
+        """Return where :meth:`publish` puts messages; at its end they have left."""
+
     def publish(self, asked: Asked) -> BaseException | None:
         """Send the message of a won claim; return the error where that failed."""
+
+    def delivered(self) -> None:
+        """Note that the broker has taken messages."""
 
     def is_broker_error(self, error: BaseException) -> bool:
         """Whether *error* speaks of the broker rather than of this one message."""
 
     def broker_failed(self, error: BaseException, *, give_up: bool) -> None:
         """Drop the connection; with *give_up*, leave the broker alone for a while."""
+
+    def fence_failed(self) -> None:
+        """Send messages the plain way from now on."""
 
 
 class Outbox:
@@ -70,25 +93,32 @@ class Outbox:
         """Forget a claim that nothing is owed for any more."""
         self._in_hand.pop(asked.claim.token, None)
 
-    def send(self, backend: Backend, won: list[Asked]) -> None:
+    def send(self, backend: Backend, won: Iterable[Asked]) -> None:
         """Send the messages of *won*, and tell the store how each ended.
 
         Raises:
             BackendError: the store could not be told; :meth:`settle` tells it later.
         """
-        failures = 0
-        for asked in won:
-            if not asked.fresh:
-                self._lease_lost(asked)
-            elif failures < HOPELESS and self._postman.reach_broker():
-                failures = self._send_one(backend, asked, failures)
-        self._finish(backend, won)
+        held = list(won)
+        rest, failures = deque(held), 0
+        while rest and failures < HOPELESS and self._postman.reach_broker():
+            try:
+                self._deliver(backend, rest)
+                failures = 0
+            except Exception as exc:
+                if not self._postman.is_broker_error(exc):
+                    raise
+                failures += 1
+                self.retry_soon = True
+                self._postman.broker_failed(exc, give_up=failures >= HOPELESS)
+        self._finish(backend, held)
 
     def settle(self, backend: Backend) -> None:
         """Tell the store what it could not be told before."""
         leftovers = [asked for asked in self._in_hand.values() if asked.won]
         # The others were not answered; their tokens are asked for again while they are due.
         self._in_hand = {asked.claim.token: asked for asked in leftovers}
+        self._publish_fenced(backend, leftovers)
         self._finish(backend, leftovers)
 
     def take_unsent(self, now: int) -> list[Asked]:
@@ -126,34 +156,69 @@ class Outbox:
         thread.start()
         thread.join(HAND_BACK)
 
-    def _send_one(self, backend: Backend, asked: Asked, failures: int) -> int:
-        """Send one message, and return how many broker errors there were in a row."""
-        error = self._postman.publish(asked)
+    def _deliver(self, backend: Backend, rest: deque[Asked]) -> None:
+        """Send messages off *rest*; a broker error ends it before its end."""
+        made: list[Asked] = []
+        with self._postman.parcel(backend) as parcel:
+            while rest:
+                asked = rest.popleft()
+                if self._make(backend, asked):
+                    asked.commands = parcel.take()
+                    made.append(asked)
+                    if not parcel.deferred:
+                        self._sent(asked)
+        if made and made[0].commands is not None:
+            self._publish_fenced(backend, made)
+        else:
+            for asked in made:
+                self._sent(asked)
+
+    def _make(self, backend: Backend, asked: Asked) -> bool:
+        """Put one message into the parcel; False where that can't be, for its own reason."""
+        error = LeaseLost() if not asked.fresh else self._postman.publish(asked)
         if error is None:
-            asked.ending = "done"
-            asked.job.sent()
-            return 0
+            return True
         if isinstance(error, LeaseLost):
-            self._lease_lost(asked)
-            return failures
+            # It may have been taken over: the store decides what becomes of it.
+            self.let_go(asked)
+            self._tell(asked, "its lease ran out before its message was sent", logging.WARNING)
+            return False
         asked.job.rest()
         self.retry_soon = True
         if self._postman.is_broker_error(error):
-            failures += 1
-            self._postman.broker_failed(error, give_up=failures >= HOPELESS)
-            return failures
+            raise error
         # A message that can't be made, whatever the broker does, ends by its attempts.
         if backend.leases:
             self.let_go(asked)
             backend.renew([asked.claim], 0)
         else:
             asked.attempt += 1
-        return 0
+        return False
 
-    def _lease_lost(self, asked: Asked) -> None:
-        # It may have been taken over: the store decides what becomes of it, not this message.
-        self.let_go(asked)
-        self._tell(asked, "its lease ran out before its message was sent", logging.WARNING)
+    def _sent(self, asked: Asked) -> None:
+        asked.ending = "done"
+        asked.job.sent()
+        self._postman.delivered()
+
+    def _publish_fenced(self, backend: Backend, made: Iterable[Asked]) -> None:
+        """Let the store publish messages and end their runs, where their tokens still hold."""
+        fenced = [asked for asked in made if asked.commands is not None]
+        if not fenced:
+            return
+        answers = backend.publish(
+            [asked.claim for asked in fenced], [asked.commands or [] for asked in fenced]
+        )
+        for asked, answer in zip(fenced, answers, strict=True):
+            asked.commands = None
+            if answer is Published.REFUSED:
+                asked.job.rest()
+                self._postman.fence_failed()
+                continue
+            self.let_go(asked)
+            if answer is Published.SENT:
+                self._sent(asked)
+            else:
+                self._tell(asked, "it was sent before, or taken over", logging.WARNING)
 
     def _finish(self, backend: Backend, won: Iterable[Asked]) -> None:
         """Tell the store which runs are done, and give back those whose message was not sent."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -14,7 +15,7 @@ from celery.utils.log import get_logger
 from kombu import Connection
 from kombu.utils.objects import cached_property
 
-from celery_anarchon import broker
+from celery_anarchon import broker, fence
 from celery_anarchon.agenda import Agenda
 from celery_anarchon.backends import Backend
 from celery_anarchon.backends.base import blot
@@ -24,7 +25,7 @@ from celery_anarchon.dispatch import evaluate_arguments, stamped, suspicious_opt
 from celery_anarchon.errors import AnarchonError, BackendError, ConfigurationError
 from celery_anarchon.health import Health
 from celery_anarchon.jobs import Job
-from celery_anarchon.outbox import LeaseLost, Outbox
+from celery_anarchon.outbox import LeaseLost, Outbox, Parcel
 from celery_anarchon.settings import Settings, read_settings
 from celery_anarchon.slots import to_datetime
 from celery_anarchon.types import Outcome, RunState
@@ -64,6 +65,9 @@ class AnarchonScheduler(Scheduler):
         self._store = Health("the claim store", logger)
         self._broker = Health("the broker", logger)
         self._publish_error: BaseException | None = None
+        #: Whether messages of this producer are fenced by the store.
+        self._fence_for: Any = None
+        self._fenced = False
         self._ticking = False
         self._close_wanted = False
         #: How many claims had which outcome, since the start.
@@ -333,8 +337,33 @@ class AnarchonScheduler(Scheduler):
         if self._publish_error is None:
             asked.job.entry.last_run_at = entry.last_run_at
             asked.job.entry.total_run_count += 1
-            self._broker.recovered()
         return self._publish_error
+
+    @contextmanager
+    def parcel(self, backend: Backend) -> Iterator[Parcel]:
+        """Collect messages for the store where it can fence them, else for the broker."""
+        producer = self.producer
+        if self._fence_for is not producer:
+            self._fence_for, self._fenced = producer, fence.possible(producer, backend)
+        if self._fenced:
+            with fence.collecting(producer) as collector:
+                yield collector
+        else:
+            with broker.batch(producer) as batch:
+                yield batch
+
+    def fence_failed(self) -> None:
+        """Send messages the plain way until the broker is connected to anew."""
+        if self._fenced:
+            self._fenced = False
+            logger.warning(
+                "anarchon: the store may not publish in the broker's name; messages are sent "
+                "unfenced, so a run may be sent twice where a replica dies."
+            )
+
+    def delivered(self) -> None:
+        """Note that the broker has taken messages."""
+        self._broker.recovered()
 
     def apply_async(
         self, entry: ScheduleEntry, producer: Any = None, advance: bool = True, **kwargs: Any

@@ -10,7 +10,17 @@ from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from typing import Literal
 
-__all__ = ("Claim", "JobState", "Outcome", "Run", "RunState", "StoreInfo", "Traits", "Verdict")
+__all__ = (
+    "Claim",
+    "JobState",
+    "Outcome",
+    "Published",
+    "Run",
+    "RunState",
+    "StoreInfo",
+    "Traits",
+    "Verdict",
+)
 
 CatchUp = Literal["latest", "none", "all"]
 Overlap = Literal["allow", "skip"]
@@ -37,6 +47,20 @@ class Outcome(str, Enum):
     LOST = "lost"
     #: The store may or may not have it; treated as lost.
     UNKNOWN = "unknown"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Published(str, Enum):
+    """What became of a message that the store was to publish."""
+
+    #: It was sent, and its run is done.
+    SENT = "sent"
+    #: The token does not hold the run any more: nothing was sent.
+    LOST = "lost"
+    #: The server refused to execute it: nothing was sent, the run is still the caller's.
+    REFUSED = "refused"
 
     def __str__(self) -> str:
         return self.value
@@ -164,6 +188,8 @@ class Traits:
         atomic_step: in words, the one step that decides a claim.
         crash: in words, what becomes of a slot whose winner dies before the publish.
         guarantee: in words, how often a slot is dispatched.
+        fence: the broker whose final publish commands the store can execute in the same step
+            that ends a run, or None; see :meth:`Backend.publish`.
     """
 
     leases: bool
@@ -174,6 +200,7 @@ class Traits:
     atomic_step: str
     crash: str
     guarantee: str
+    fence: Literal["redis"] | None = None
 
 
 @dataclass(frozen=True)

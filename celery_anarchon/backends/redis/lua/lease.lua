@@ -30,6 +30,10 @@
 --   expired    how many   - (no jobs)        instead: the runs whose leases are over, of all shards
 --   a run = {slot:job, attempt, state, replica, token, claimed, finished}
 --   terms = "lease max_late attempts overlap keep [after]", overlap 1 for "skip".
+--   publish    -          slot, token,       n × 0, 1, or the error of a command
+--                         commands
+--   commands = how many, then for each its length and its words. They are executed as they are,
+--   on one server only, since their keys are the broker's.
 --   refinish is finish sent again after a cut connection: 1 also where the first did it.
 
 local BUCKET = 512000
