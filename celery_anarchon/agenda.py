@@ -64,7 +64,7 @@ class Agenda:
 
     def _next_due(self, job: Job, now: int) -> int | None:
         again = self._broken.get(job.name, 0)
-        if False:
+        if again > now:
             return again
         try:
             due = job.next_due()
