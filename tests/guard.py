@@ -1,8 +1,8 @@
 """Ends what a test run started, also when the run itself is killed with SIGKILL.
 
 Each test process that starts anything runs this file once as a child in a session of its own,
-with its own pid as argument, and writes lines to it: ``+pid N``, ``-pid N``, ``+folder PATH``, ``-folder PATH``. When the test
-process is gone, all that is still listed is killed and removed.
+with its own pid as argument, and writes lines to it: ``+pid N``, ``-pid N``, ``+folder PATH``,
+``-folder PATH``. When the test process is gone, all that is still listed is killed and removed.
 
 A parent-death signal (PR_SET_PDEATHSIG) would not do: it is cleared on a change of user, is not
 inherited by grandchildren, and fires when the thread that made the child ends.
@@ -55,9 +55,11 @@ def main() -> None:
     parent, pids, folders = int(sys.argv[1]), set[str](), set[str]()
     listed = {"pid": pids, "folder": folders}
     buffer = b""
-    # The pipe alone is no sign of life: a forked grandchild may still hold its other end.
-    while os.getppid() == parent:
+    while True:
         if not select.select([0], [], [], 0.2)[0]:
+            # An open pipe is no sign of life: a forked grandchild may hold its other end.
+            if os.getppid() != parent:
+                break
             continue
         data = os.read(0, 65536)
         if not data:

@@ -87,8 +87,8 @@ def test_servers_die_with_a_killed_test_run(tmp_path: Path) -> None:
     assert alive(int(pid))
     os.kill(run.pid, signal.SIGKILL)
     run.wait()
-    wait_for(lambda: not alive(int(pid)), 5, "the server to die")
-    wait_for(lambda: not Path(data).exists(), 5, "its data to go")
+    wait_for(lambda: not alive(int(pid)), 20, "the server to die")
+    wait_for(lambda: not Path(data).exists(), 20, "its data to go")
 
 
 def test_a_missing_program_names_its_package() -> None:
