@@ -27,6 +27,9 @@ T = TypeVar("T")
 _RUNNING: set[Process] = set()
 _FOLDERS: set[str] = set()
 
+# A forked child must not end what its parent has started.
+os.register_at_fork(after_in_child=lambda: (_RUNNING.clear(), _FOLDERS.clear()))
+
 
 @cache
 def _guard(pid: int) -> int:
