@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from celery_anarchon.claims import Asked
+from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.headers import run_header, task_id
 from celery_anarchon.slots import to_datetime
 
-__all__ = ("evaluate_arguments", "stamped", "suspicious_options")
+__all__ = ("check_entry", "evaluate_arguments", "stamped", "suspicious_options")
 
 
 def stamped(asked: Asked, prefix: str) -> Any:
@@ -32,6 +33,27 @@ def stamped(asked: Asked, prefix: str) -> Any:
     entry.options = options
     entry.last_run_at = to_datetime(claim.slot)
     return entry
+
+
+def check_entry(name: str, entry: Any) -> None:
+    """Raise where no message can ever be made of an entry."""
+    options = entry.options
+    for fault, wrong in (
+        (f"task = {entry.task!r} must be a task's name", not isinstance(entry.task, str)),
+        ("args must be a list or tuple", isinstance(entry.args, str) or not _iterable(entry.args)),
+        ("kwargs must be a dict", not isinstance(entry.kwargs, Mapping)),
+        ("options must be a dict", not isinstance(options, Mapping)),
+        (
+            "options['headers'] must be a dict",
+            isinstance(options, Mapping) and not isinstance(options.get("headers") or {}, Mapping),
+        ),
+    ):
+        if wrong:
+            raise ConfigurationError(f"beat_schedule[{name!r}]: {fault}")
+
+
+def _iterable(value: Any) -> bool:
+    return value is None or isinstance(value, Iterable)
 
 
 def evaluate_arguments(entry: Any, lazy: type[Any]) -> None:

@@ -21,7 +21,7 @@ from celery_anarchon.backends import Backend
 from celery_anarchon.backends.base import blot
 from celery_anarchon.claims import Asked, ask, batches, claim_for
 from celery_anarchon.clock import StoreClock
-from celery_anarchon.dispatch import evaluate_arguments, stamped, suspicious_options
+from celery_anarchon.dispatch import check_entry, evaluate_arguments, stamped, suspicious_options
 from celery_anarchon.errors import AnarchonError, BackendError, ConfigurationError
 from celery_anarchon.health import Health
 from celery_anarchon.jobs import Job
@@ -82,8 +82,13 @@ class AnarchonScheduler(Scheduler):
         for name, fields in settings.schedule.items():
             try:
                 self.data[name] = self._maybe_entry(name, fields)
-            except (TypeError, ValueError) as exc:
-                raise ConfigurationError(f"beat_schedule[{name!r}] = {fields!r}: {exc}") from exc
+            except (TypeError, ValueError, AttributeError) as exc:
+                # Not the entry itself, whose arguments may hold secrets.
+                raise ConfigurationError(
+                    f"beat_schedule[{name!r}]: {exc}; an entry is a dict of task, schedule, args, "
+                    "kwargs, options and relative"
+                ) from exc
+            check_entry(name, self.data[name])
         self.install_default_entries(self.data)
         settings.check_jobs(self.data)
         self.jobs = {name: self._new_job(entry) for name, entry in self.data.items()}
@@ -314,7 +319,9 @@ class AnarchonScheduler(Scheduler):
                     to_datetime(run.slot).isoformat(),
                     run.attempt,
                 )
-            elif job is not None and not job.resting:
+            elif job is not None and job.resting:
+                self._patrol_at = min(self._patrol_at, now + round(SHORTEST_PATROL * 1000))
+            elif job is not None:
                 found.append(claim_for(job, run.slot, takeover=True))
         # Two replicas that find the same runs should not both begin with the same one.
         random.shuffle(found)
