@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -42,6 +42,14 @@ def insist(call: Callable[[], T]) -> T:
             time.sleep(0.02)
 
 
+def patiently() -> Iterator[None]:
+    """Go round until patience is at an end: a wrong store must not hang its tests."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        yield
+    raise TimeoutError(f"no end in sight after {PATIENCE} s")
+
+
 def claim_in_batches(backend: Backend, claims: Sequence[Claim], size: int) -> list[Verdict]:
     """Ask for the claims, *size* at a time, each batch until it is answered."""
     verdicts = []
@@ -55,10 +63,11 @@ def claim_when_due(backend: Backend, claims: Sequence[Claim]) -> list[Outcome]:
     """Ask for each claim over and over until it is no longer early."""
     told: list[Outcome] = []
     for claim in claims:
-        outcome = Outcome.EARLY
-        while outcome is Outcome.EARLY:
+        for _ in patiently():
             outcome = backend.claim([claim])[0].outcome
-        told.append(outcome)
+            if outcome is not Outcome.EARLY:
+                told.append(outcome)
+                break
     return told
 
 
@@ -70,7 +79,7 @@ def end_all(backend: Backend, claims: Sequence[Claim], state: FinalState) -> lis
 def collect_expired(backend: Backend, limit: int) -> list[tuple[str, int]]:
     """Return what this caller is told of, until there is no more."""
     told: list[tuple[str, int]] = []
-    for _ in range(1000):  # a store that tells the same for ever is found out
+    for _ in patiently():
         runs = backend.expired(limit)
         told += [(run.job, run.slot) for run in runs]
         if not runs:
@@ -90,7 +99,7 @@ def follow_chain(
 ) -> list[tuple[int, int]]:
     """Extend a chain until it reaches *until*, and return one's links: (after, slot)."""
     links = []
-    for number in range(1_000_000):
+    for number, _ in enumerate(patiently()):
         end = backend.last_slots([job])[job]
         assert end is not None
         if end >= until:
@@ -112,7 +121,9 @@ def toil(
     chance = random.Random(seed)
     left = list(runs)
     with log.open("a", buffering=1) as lines:
-        while left:
+        for _ in patiently():
+            if not left:
+                break
             batch = [
                 question(job, slot, lease=lease, attempts=1_000_000)
                 for job, slot in chance.sample(left, min(5, len(left)))
