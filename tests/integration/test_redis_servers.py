@@ -251,64 +251,6 @@ def test_round_trips_of_a_batch(
         assert len(sent) == most + 2
 
 
-@pytest.mark.server("redis_cluster")
-@pytest.mark.parametrize("strategy", ["lease", "stream-id", "script"])
-def test_the_keys_of_a_job_share_a_slot(redis_cluster_server: RedisCluster, strategy: str) -> None:
-    prefix = f"{{tag}}%{secrets.token_hex(4)}"
-    backend = open_backend(f"{redis_cluster_server.url()}?strategy={strategy}", prefix=prefix)
-    use(backend)
-    keys = [
-        (node.port, key)
-        for node in redis_cluster_server.nodes
-        for key in node.client().keys("%7Btag*")
-    ]
-    assert len({port for port, _ in keys}) == 3
-    shards = {key[key.index("{") : key.index("}")] for _, key in keys}
-    assert len(shards) == len({(key[key.index("{") : key.index("}")], port) for port, key in keys})
-
-
-@pytest.mark.server("redis_cluster")
-def test_a_slot_that_moves_to_another_node() -> None:
-    """MOVED and ASK on the way: the claims go on, each won once."""
-    with RedisCluster() as cluster:
-        backend, rival = open_backend(cluster.url()), open_backend(cluster.url())
-        slot = backend.now() - 100_000
-        claims = [question(f"job {number}", slot) for number in range(100)]
-        assert all(verdict.won for verdict in backend.claim(claims))
-        move_everything(cluster)
-        assert not any(v.won for v in rival.claim([question(c.job, slot) for c in claims]))
-        assert all(verdict.won for verdict in backend.claim(claims))
-        assert all(backend.finish(claims, "done"))
-
-
-def move_everything(cluster: RedisCluster) -> None:
-    """Move the slots of the first node to the second, keys and all."""
-    first, second = (node.client() for node in cluster.nodes[:2])
-    names = [one.execute_command("CLUSTER MYID") for one in (first, second)]
-    keys = first.keys("*")
-    for number in {first.cluster("KEYSLOT", key) for key in keys}:
-        second.execute_command("CLUSTER", "SETSLOT", number, "IMPORTING", names[0])
-        first.execute_command("CLUSTER", "SETSLOT", number, "MIGRATING", names[1])
-        found = first.execute_command("CLUSTER", "GETKEYSINSLOT", number, 10_000)
-        first.execute_command(
-            *("MIGRATE", "127.0.0.1", cluster.nodes[1].port, "", 0, 5000, "KEYS"), *found
-        )
-        for one in (first, second):
-            one.execute_command("CLUSTER", "SETSLOT", number, "NODE", names[1])
-
-
-def test_runs_to_take_over_on_a_cluster(redis_cluster_server: RedisCluster) -> None:
-    backend = open_backend(redis_cluster_server.url(), prefix=secrets.token_hex(4))
-    slot = backend.now() - 1000
-    claims = [question(f"job {number}", slot) for number in range(60)]
-    assert all(verdict.won for verdict in backend.claim(claims))
-    for claim in claims:
-        assert backend.renew([claim], 0) == [True]
-    told = backend.expired(25)
-    assert len(told) == 25
-    assert len(backend.expired(100)) == 60
-
-
 @pytest.mark.server("redis")
 def test_an_evicted_memory_is_late_and_never_won() -> None:
     """A server that drops keys with an expiry forgets which slots ended, and says so by late."""

@@ -204,14 +204,18 @@ class RedisSentinel(ServerSet):
 
 
 class RedisCluster(ServerSet):
-    """Three masters that share the slots, without replicas."""
+    """Three masters that share the slots, without replicas.
+
+    Arguments:
+        kind: of the nodes.
+    """
 
     program = Redis.program
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[Redis] = Redis) -> None:
         self.bus_ports = [free_port() for _ in range(3)]
         cluster = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--cluster-port")
-        self.nodes = [Redis(*cluster, str(bus), "--databases", "1") for bus in self.bus_ports]
+        self.nodes = [kind(*cluster, str(bus), "--databases", "1") for bus in self.bus_ports]
         self.members = self.nodes
 
     def form(self) -> None:
