@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -41,30 +40,6 @@ def bounds(connection: Connection) -> dict[str, float]:
     return {
         name: value for name, value in wanted.items() if name not in connection.transport_options
     }
-
-
-class Batch:
-    """Messages that a producer sends together, where its transport can.
-
-    Attributes:
-        deferred: whether they are sent at the end rather than one by one.
-    """
-
-    def __init__(self, deferred: bool) -> None:
-        self.deferred = deferred
-
-    def take(self) -> None:
-        """Nothing is held back for the store."""
-
-
-@contextmanager
-def batch(producer: Any) -> Iterator[Batch]:
-    """While it lasts, *producer* batches what it publishes (kombu 5.7 and later)."""
-    if getattr(producer, "supports_batch_publish", False):
-        with producer.batch():
-            yield Batch(deferred=True)
-    else:
-        yield Batch(deferred=False)
 
 
 def publish_errors(connection: Connection) -> tuple[type[BaseException], ...]:

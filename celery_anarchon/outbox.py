@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -27,33 +27,17 @@ class LeaseLost(Exception):
     """The lease may have run out, so the message must not be sent."""
 
 
-class Parcel(Protocol):
-    """Messages that leave together.
-
-    Attributes:
-        deferred: whether they leave at the end rather than one by one.
-    """
-
-    deferred: bool
-
-    def take(self) -> Commands | None:
-        """Return the last message as commands for the store to execute, or None where it left."""
-
-
 class Postman(Protocol):
     """What takes messages to the broker."""
 
     def reach_broker(self) -> bool:
         """Connect where needed, and tell whether a message can be sent now."""
 
-    def parcel(self, backend: Backend) -> AbstractContextManager[Parcel]:
-        """Return where :meth:`publish` puts messages; at its end they have left."""
+    def parcel(self, backend: Backend) -> AbstractContextManager[Parcel | None]:
+        """Return what collects messages while it is open, or None where each leaves by itself."""
 
     def publish(self, asked: Asked) -> BaseException | None:
-        """Send the message of a won claim; return the error where that failed."""
-
-    def delivered(self) -> None:
-        """Note that the broker has taken messages."""
+        """Send the message of a won claim, or collect it; return the error where that failed."""
 
     def is_broker_error(self, error: BaseException) -> bool:
         """Whether *error* speaks of the broker rather than of this one message."""
@@ -61,8 +45,27 @@ class Postman(Protocol):
     def broker_failed(self, error: BaseException, *, give_up: bool) -> None:
         """Drop the connection; with *give_up*, leave the broker alone for a while."""
 
-    def fence_failed(self) -> None:
-        """Send messages the plain way from now on."""
+    def broker_answered(self) -> None:
+        """Note that the broker has taken messages."""
+
+    def fence_refused(self) -> None:
+        """Let the store publish no more messages."""
+
+
+class Parcel(Protocol):
+    """Collected messages.
+
+    Attributes:
+        fenced: whether the store is to publish them.
+    """
+
+    fenced: bool
+
+    def take(self) -> Commands:
+        """Return the commands that publish the last message."""
+
+    def send(self, messages: Sequence[Commands]) -> list[Published]:
+        """Send messages; an error leaves open which of them are there."""
 
 
 class Outbox:
@@ -159,19 +162,29 @@ class Outbox:
     def _deliver(self, backend: Backend, rest: deque[Asked]) -> None:
         """Send messages off *rest*; a broker error ends it before its end."""
         made: list[Asked] = []
+        messages: list[Commands] = []
         with self._postman.parcel(backend) as parcel:
             while rest:
                 asked = rest.popleft()
-                if self._make(backend, asked):
-                    asked.commands = parcel.take()
+                if not self._make(backend, asked):
+                    continue
+                if parcel is None:
+                    self._sent(asked)
+                else:
                     made.append(asked)
-                    if not parcel.deferred:
-                        self._sent(asked)
-        if made and made[0].commands is not None:
+                    messages.append(parcel.take())
+        if parcel is None or not made:
+            return
+        if parcel.fenced:
+            for asked, message in zip(made, messages, strict=True):
+                asked.commands = message
             self._publish_fenced(backend, made)
         else:
-            for asked in made:
-                self._sent(asked)
+            for asked, answer in zip(made, parcel.send(messages), strict=True):
+                if answer is Published.SENT:
+                    self._sent(asked)
+                else:
+                    self._refused(asked)
 
     def _make(self, backend: Backend, asked: Asked) -> bool:
         """Put one message into the parcel; False where that can't be, for its own reason."""
@@ -198,7 +211,12 @@ class Outbox:
     def _sent(self, asked: Asked) -> None:
         asked.ending = "done"
         asked.job.sent()
-        self._postman.delivered()
+        self._postman.broker_answered()
+
+    def _refused(self, asked: Asked) -> None:
+        self.retry_soon = True
+        asked.job.rest()
+        self._tell(asked, "the broker refused its message, it is tried again", logging.ERROR)
 
     def _publish_fenced(self, backend: Backend, made: Iterable[Asked]) -> None:
         """Let the store publish messages and end their runs, where their tokens still hold."""
@@ -211,8 +229,9 @@ class Outbox:
         for asked, answer in zip(fenced, answers, strict=True):
             asked.commands = None
             if answer is Published.REFUSED:
-                asked.job.rest()
-                self._postman.fence_failed()
+                # Perhaps it is the store's user who may not; the plain way will tell.
+                self._postman.fence_refused()
+                self._refused(asked)
                 continue
             self.let_go(asked)
             if answer is Published.SENT:

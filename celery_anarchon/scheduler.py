@@ -15,12 +15,13 @@ from celery.utils.log import get_logger
 from kombu import Connection
 from kombu.utils.objects import cached_property
 
-from celery_anarchon import broker, fence
+from celery_anarchon import broker
 from celery_anarchon.agenda import Agenda
 from celery_anarchon.backends import Backend
 from celery_anarchon.backends.base import blot
 from celery_anarchon.claims import Asked, ask, batches, claim_for
 from celery_anarchon.clock import StoreClock
+from celery_anarchon.collect import Way
 from celery_anarchon.dispatch import check_entry, evaluate_arguments, stamped, suspicious_options
 from celery_anarchon.errors import AnarchonError, BackendError, ConfigurationError
 from celery_anarchon.health import Health
@@ -65,9 +66,7 @@ class AnarchonScheduler(Scheduler):
         self._store = Health("the claim store", logger)
         self._broker = Health("the broker", logger)
         self._publish_error: BaseException | None = None
-        #: Whether messages of this producer are fenced by the store.
-        self._fence_for: Any = None
-        self._fenced = False
+        self._way: Way | None = None
         self._ticking = False
         self._close_wanted = False
         #: How many claims had which outcome, since the start.
@@ -178,6 +177,13 @@ class AnarchonScheduler(Scheduler):
             lapsed = self._patrol(backend, now) if now >= self._patrol_at else []
             self._dispatch(backend, now, lapsed)
         except BackendError as exc:
+            self._store.failed(exc)
+        except ConfigurationError:
+            raise
+        except Exception as exc:
+            # Whatever it is, beat lives: a dead beat runs nothing at all.
+            if self._store.ok:
+                logger.exception("anarchon: a tick failed")
             self._store.failed(exc)
         else:
             self._store.recovered()
@@ -347,28 +353,27 @@ class AnarchonScheduler(Scheduler):
         return self._publish_error
 
     @contextmanager
-    def parcel(self, backend: Backend) -> Iterator[Parcel]:
-        """Collect messages for the store where it can fence them, else for the broker."""
+    def parcel(self, backend: Backend) -> Iterator[Parcel | None]:
+        """Return what collects messages while it is open, or None where each leaves by itself."""
         producer = self.producer
-        if self._fence_for is not producer:
-            self._fence_for, self._fenced = producer, fence.possible(producer, backend)
-        if self._fenced:
-            with fence.collecting(producer) as collector:
-                yield collector
+        if self._way is None or self._way.producer is not producer:
+            self._way = Way.of(producer, backend)
+        if not self._way.collects:
+            yield None
         else:
-            with broker.batch(producer) as batch:
-                yield batch
+            with self._way.parcel() as parcel:
+                yield parcel
 
-    def fence_failed(self) -> None:
-        """Send messages the plain way until the broker is connected to anew."""
-        if self._fenced:
-            self._fenced = False
+    def fence_refused(self) -> None:
+        """Let the store publish no more messages, until the broker is connected to anew."""
+        if self._way is not None and self._way.fenced:
+            self._way.fenced = False
             logger.warning(
-                "anarchon: the store may not publish in the broker's name; messages are sent "
-                "unfenced, so a run may be sent twice where a replica dies."
+                "anarchon: the store could not publish a message; they leave unfenced now, so "
+                "that a run is sent twice where a replica dies at the wrong moment."
             )
 
-    def delivered(self) -> None:
+    def broker_answered(self) -> None:
         """Note that the broker has taken messages."""
         self._broker.recovered()
 
