@@ -5,15 +5,16 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 
 import pytest
+from celery.schedules import crontab
 
 import celery_anarchon.timetable
 from celery_anarchon.timetable import timetable
-from celery_anarchon.timetable.zones import DAY, FOREVER, as_zone
-from tests.unit.timetable_oracles import ZONES, utc
+from celery_anarchon.timetable.zones import _BLOCK, DAY, FOREVER, as_zone
+from tests.unit.timetable_oracles import ZONES, forwards, matches, minute_walk, utc
 
 FILES = sorted(Path(celery_anarchon.timetable.__file__).parent.glob("*.py"))
 ALLOWED = {
@@ -68,6 +69,54 @@ def test_spans_are_the_zone(zone: str) -> None:
             seen += 1
         ms = span.end
     assert (seen > 0) is (zone != "UTC")
+
+
+class Once(tzinfo):
+    """A zone that skips the twelve hours after one local midnight."""
+
+    GAP = timedelta(hours=12)
+
+    def __init__(self, change: datetime) -> None:
+        self.change = change
+        self.before = -timedelta(hours=change.hour)
+        self.midnight = (change + self.before).replace(tzinfo=None)
+
+    def utcoffset(self, dt: datetime | None) -> timedelta:
+        assert dt is not None
+        later = dt.replace(tzinfo=None) >= self.midnight + self.GAP
+        return self.before + (self.GAP if later else timedelta(0))
+
+    def dst(self, dt: datetime | None) -> timedelta:
+        return timedelta(0)
+
+    def fromutc(self, dt: datetime) -> datetime:
+        later = dt.replace(tzinfo=None) >= self.change.replace(tzinfo=None)
+        return dt + self.before + (self.GAP if later else timedelta(0))
+
+
+@pytest.mark.parametrize("hours", sorted({*range(-100, 30, 4), *range(-76, -44)}))
+def test_no_matter_where_a_zone_is_cut(hours: int) -> None:
+    """Zones are read in pieces. A change near the end of a piece counts in the next as well.
+
+    10:00 is skipped and runs at 22:00 of that day, and 15:00 has then passed.
+    """
+    border = utc(1970, 1, 1) + timedelta(milliseconds=_BLOCK) * 320
+    tz = Once(border + timedelta(hours=hours))
+    day = tz.midnight.day
+    rule = crontab(0, "10,15", day_of_month=day)
+    window = border - timedelta(days=5), border + timedelta(days=3)
+    walked = minute_walk(lambda wall: wall.day == day and matches(rule, wall), tz, *window)
+    assert walked == [tz.change + timedelta(hours=10)]
+    table = timetable(rule, zone=tz)
+    assert forwards(table, *window) == walked
+    for moment in range(-48, 72, 6):
+        instant = border + timedelta(hours=moment)
+        slot = table.at_or_before(instant)
+        if walked[0] <= instant:
+            assert slot == walked[0]
+        else:
+            assert slot is None or slot < window[0]
+            assert table.after(instant) == walked[0]
 
 
 def test_spans_reach_to_the_ends_of_time() -> None:

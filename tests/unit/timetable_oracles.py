@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -110,13 +110,13 @@ def second_passes(schedule: crontab, zone: str, first: datetime, last: datetime)
 
 
 def minute_walk(
-    wanted: Callable[[datetime], bool], zone: str, first: datetime, last: datetime
+    wanted: Callable[[datetime], bool], zone: str | tzinfo, first: datetime, last: datetime
 ) -> list[datetime]:
     """Looks at every minute of the wall clock; each that is skipped moves the clock on.
 
     zoneinfo reads a skipped wall time with the offset of before (PEP 495, ``fold=0``).
     """
-    tz, found = ZoneInfo(zone), []
+    tz, found = ZoneInfo(zone) if isinstance(zone, str) else zone, []
     # Two days ahead: what a skipped day does is not over sooner.
     wall = first.astimezone(tz).replace(tzinfo=None, second=0, microsecond=0) - timedelta(days=2)
     while True:
