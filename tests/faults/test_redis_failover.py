@@ -13,6 +13,7 @@ from celery_anarchon import Backend, BackendError, Claim, Outcome, open_backend
 from tests.processes import wait_for
 from tests.servers.proxy import Proxy
 from tests.servers.redis import Redis, RedisSentinel
+from tests.servers.redis8 import Redis8
 
 WON = Outcome.WON
 STRATEGIES = ("lease", "stream-id", "script")
@@ -131,33 +132,48 @@ def test_without_wait_an_acknowledged_claim_can_be_forgotten(lagging: Lagging) -
 
 
 @pytest.mark.server("redis_sentinel")
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_with_wait_it_was_not_acknowledged(lagging: Lagging, strategy: str) -> None:
-    url = f"{lagging.url()}?strategy={strategy}&wait=1&wait_timeout=0.3"
-    backend, rival = open_backend(url), open_backend(lagging.url() + f"?strategy={strategy}")
-    slot = backend.now() - 1000
-    assert backend.claim([question("before", slot)])[0].won
-    lagging.proxy.blackhole()
+def test_with_wait_it_was_not_acknowledged(lagging: Lagging) -> None:
+    urls = {strategy: f"{lagging.url()}?strategy={strategy}" for strategy in STRATEGIES}
+    rivals = {strategy: open_backend(url) for strategy, url in urls.items()}
+    slot = rivals["lease"].now() - 1000
     claims = [question(f"job {number}", slot) for number in range(10)]
-    with pytest.raises(BackendError, match="0 of 1 replicas confirmed"):
-        backend.claim(claims)
-    lagging.fail_over()
-    theirs = insist(rival, [question(one.job, slot) for one in claims[:5]])
-    assert theirs == [WON] * 5
-    assert not any(told.won for told in rival.claim([question("before", slot)]))
-
-
-@pytest.mark.server("redis_sentinel")
-def test_wait_again_with_the_same_token_is_won(lagging: Lagging) -> None:
-    backend = open_backend(f"{lagging.url()}?wait=1&wait_timeout=0.3")
-    claims = [question("job", backend.now() - 1000)]
-    assert backend.claim(claims)[0].won
+    waiting = {s: open_backend(f"{url}&wait=1&wait_timeout=0.3") for s, url in urls.items()}
+    for backend in waiting.values():
+        assert backend.claim([question("before", slot)])[0].won
     lagging.proxy.blackhole()
-    for _ in range(2):
+    for backend in waiting.values():
         with pytest.raises(BackendError, match="0 of 1 replicas confirmed"):
             backend.claim(claims)
-    lagging.proxy.heal()
-    assert insist(backend, claims) == [WON]
+    lagging.fail_over()
+    for rival in rivals.values():
+        assert insist(rival, [question(one.job, slot) for one in claims]) == [WON] * 10
+        assert not rival.claim([question("before", slot)])[0].won
+
+
+@pytest.mark.server("redis8")
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "idmp"])
+def test_asking_again_waits_again(strategy: str) -> None:
+    """Also where the second time finds its own claim and writes nothing itself."""
+    with (
+        Redis8("--repl-diskless-sync-delay", "0") as master,
+        Proxy(master.port) as proxy,
+        Redis8("--replicaof", "127.0.0.1", str(proxy.port)) as replica,
+    ):
+        wait_for(lambda: linked(replica), 10.0, "the replica to be linked")
+        backend = open_backend(f"{master.url()}?strategy={strategy}&wait=1&wait_timeout=0.3")
+        slot = backend.now() - 1000
+        assert backend.claim([question("job", slot)])[0].won
+        proxy.blackhole()
+        claims = [question("job", slot + 1)]
+        for _ in range(2):
+            with pytest.raises(BackendError, match="0 of 1 replicas confirmed"):
+                backend.claim(claims)
+        proxy.heal()
+        assert insist(backend, claims) == [WON]
+
+
+def linked(replica: Redis) -> bool:
+    return bool(replica.client().info("replication")["master_link_status"] == "up")
 
 
 def in_sync(servers: RedisSentinel) -> bool:

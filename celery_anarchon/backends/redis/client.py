@@ -74,10 +74,15 @@ class Client:
     """A connection that is made on first use, and made anew after an error or a fork.
 
     Used by one thread at a time, except for :meth:`close`.
+
+    Arguments:
+        address: where the server is.
+        mark: the key of a hash that is written before the replicas are waited for.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, mark: bytes) -> None:
         self.address = address
+        self._mark = mark
         self.cluster = address.kind == "cluster"
         self._redis: Any = None
         self._pid = 0
@@ -201,12 +206,16 @@ class Client:
     def _executed(self, pipeline: Any, wait: int) -> list[Any]:
         """Return the replies of *pipeline*, errors among them, once *wait* replicas confirmed."""
         if wait:
+            # WAIT is about what this connection has written last, and a claim that finds itself
+            # there already (it was sent before, on another connection) writes nothing.
+            pipeline.execute_command("HSET", self._mark, "wait", wait)
             pipeline.execute_command("WAIT", wait, round(self.address.wait_timeout * 1000))
         replies: list[Any] = pipeline.execute(raise_on_error=False)
         if wait:
-            confirmed = replies.pop()
-            if isinstance(confirmed, Exception):
-                raise confirmed
+            *replies, marked, confirmed = replies
+            for reply in (marked, confirmed):
+                if isinstance(reply, Exception):
+                    raise reply
             if confirmed < wait:
                 raise ResponseError(
                     f"{confirmed} of {wait} replicas confirmed the write "

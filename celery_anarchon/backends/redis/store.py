@@ -76,8 +76,8 @@ class RedisStore(Backend):
     def __init__(self, address: Address, **options: Any) -> None:
         super().__init__(address.url, **refuse_options(address.url, options))
         self.address = address
-        self._client = Client(address)
         self._keys = Keys(self.prefix, address.strategy)
+        self._client = Client(address, self._keys.of_shard("wait", 0))
 
     def register(self, fingerprints: Mapping[str, str]) -> dict[str, JobState]:
         states: dict[str, JobState] = {}
