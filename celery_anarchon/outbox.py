@@ -160,53 +160,59 @@ class Outbox:
         thread.join(HAND_BACK)
 
     def _deliver(self, backend: Backend, rest: deque[Asked]) -> None:
-        """Send messages off *rest*; a broker error ends it before its end."""
+        """Send messages off *rest*; the broker's error at one of them ends it before the end."""
         made: list[Asked] = []
         messages: list[Commands] = []
+        trouble: BaseException | None = None
         with self._postman.parcel(backend) as parcel:
-            while rest:
+            while rest and trouble is None:
                 asked = rest.popleft()
-                if not self._make(backend, asked):
-                    continue
-                if parcel is None:
+                is_made, trouble = self._make(backend, asked)
+                if is_made and parcel is None:
                     self._sent(asked)
-                else:
+                elif is_made and parcel is not None:
                     made.append(asked)
                     messages.append(parcel.take())
-        if parcel is None or not made:
-            return
+        if parcel is not None and made:
+            self._send_collected(backend, parcel, made, messages)
+        if trouble is not None:
+            raise trouble
+
+    def _send_collected(
+        self, backend: Backend, parcel: Parcel, made: list[Asked], messages: list[Commands]
+    ) -> None:
         if parcel.fenced:
             for asked, message in zip(made, messages, strict=True):
                 asked.commands = message
             self._publish_fenced(backend, made)
-        else:
-            for asked, answer in zip(made, parcel.send(messages), strict=True):
-                if answer is Published.SENT:
-                    self._sent(asked)
-                else:
-                    self._refused(asked)
+            return
+        for asked, answer in zip(made, parcel.send(messages), strict=True):
+            if answer is Published.SENT:
+                self._sent(asked)
+            else:
+                self._refused(asked)
 
-    def _make(self, backend: Backend, asked: Asked) -> bool:
-        """Put one message into the parcel; False where that can't be, for its own reason."""
-        error = LeaseLost() if not asked.fresh else self._postman.publish(asked)
+    def _make(self, backend: Backend, asked: Asked) -> tuple[bool, BaseException | None]:
+        """Send or collect one message; return whether that went well, and the broker's error."""
+        error = self._postman.publish(asked) if asked.fresh else LeaseLost()
         if error is None:
-            return True
+            return True, None
         if isinstance(error, LeaseLost):
             # It may have been taken over: the store decides what becomes of it.
             self.let_go(asked)
             self._tell(asked, "its lease ran out before its message was sent", logging.WARNING)
-            return False
+            return False, None
         asked.job.rest()
         self.retry_soon = True
         if self._postman.is_broker_error(error):
-            raise error
+            return False, error
         # A message that can't be made, whatever the broker does, ends by its attempts.
         if backend.leases:
             self.let_go(asked)
             backend.renew([asked.claim], 0)
         else:
             asked.attempt += 1
-        return False
+        return False, None
 
     def _sent(self, asked: Asked) -> None:
         asked.ending = "done"
