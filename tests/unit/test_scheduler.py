@@ -334,7 +334,6 @@ def test_a_run_that_failed_is_tried_again_with_the_same_task_id(make: Any, store
         "work",
         ["work", 1],
     ],
-    ids=repr,
 )
 def test_an_entry_that_can_never_run_stops_the_start_by_name(make: Any, bad: Any) -> None:
     replica = make({"good": entry(), "the bad": bad})
