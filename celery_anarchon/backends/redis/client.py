@@ -225,12 +225,15 @@ class Client:
 
     def _called_by_node(self, cluster: Any, calls: Sequence[_Call]) -> list[Any]:
         """Return the replies of *calls* on a Cluster, in one round trip for each node."""
-        nodes: dict[Any, list[int]] = defaultdict(list)
+        nodes: dict[str, Any] = {}
+        by_node: dict[str, list[int]] = defaultdict(list)
         for index, call in enumerate(calls):
-            nodes[cluster.get_node_from_key(call.keys[0])].append(index)
+            node = cluster.get_node_from_key(call.keys[0])
+            nodes[node.name] = node
+            by_node[node.name].append(index)
         replies: list[Any] = [None] * len(calls)
-        for node, indexes in nodes.items():
-            server = cluster.get_redis_connection(node)
+        for name, indexes in by_node.items():
+            server = cluster.get_redis_connection(nodes[name])
             answered = self._called(server, [calls[index] for index in indexes])
             for index, reply in zip(indexes, answered, strict=True):
                 if isinstance(reply, ELSEWHERE):  # nothing was executed
