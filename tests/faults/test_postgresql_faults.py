@@ -453,12 +453,15 @@ def test_failover(own_server: PostgreSQL, opened: Any) -> None:
         written = execute(url, "SELECT pg_current_wal_lsn()")[0][0]
         lag = f"SELECT pg_last_wal_replay_lsn() >= '{written}'"
         wait_for(lambda: execute(standby.url(), lag) == [(True,)], 10, "the standby to follow")
+        single = opened(standby.url(database))
+        assert any("standby" in warning for warning in single.info().warnings)
+        assert outcome(single, question("a", now)) == "running"
+        _fails_in_time(lambda: single.claim([question("b", now)]), "read-only transaction")
         own_server.kill()
-        assert any("standby" in warning for warning in backend.info().warnings)
-        assert outcome(backend, question("a", now)) == "running"
-        with pytest.raises(BackendError, match="read-only transaction"):
-            backend.claim([question("b", now)])
+        _fails_in_time(lambda: backend.claim([question("b", now)]), "read-only|recovery")
         standby.promote()
+        wait_for(lambda: _answers(backend), 10, "the standby to take over")
+        assert single.claim([question("c", now)])[0].won
         assert outcome(backend, question("b", now)) == "won"
         assert outcome(backend, claim) == "won"
         assert backend.finish([claim], "done") == [True]

@@ -208,11 +208,10 @@ class PostgreSQLBackend(TablesBackend):
         """Leave no transaction open after *exc*; return whether the same may be tried at once."""
         if isinstance(exc, psycopg2.Error):
             link.roll_back()
-        if link.closed or isinstance(exc, (Hanging, *STALE)):
+        lost = link.closed
+        if isinstance(exc, (Hanging, *STALE)):
             self._drop()
-        if isinstance(exc, Hanging):
-            return False
-        return link.closed or isinstance(exc, (*BUSY, *MISSING))
+        return lost or isinstance(exc, (*BUSY, *MISSING))
 
     def _connected(self, deadline: float) -> Link:
         """Return the connection of this process, with the deadline of this call."""

@@ -27,6 +27,9 @@ DEFAULTS = {
     "tcp_user_timeout": "10000",
 }
 
+#: What it has besides where there are several hosts: only the primary can decide a claim.
+FAILOVER = {"target_session_attrs": "read-write"}
+
 #: Parameters that never may be shown.
 SECRETS = ("password", "sslpassword")
 #: Parameters that list a value for each host.
@@ -92,7 +95,8 @@ def target_of(url: str) -> Target:
             "with the options of libpq and schema=…"
         ) from None
     hosts = _hosts(shown, {name: parameters.pop(name, "") for name in LISTS})
-    return Target(shown, {**DEFAULTS, **parameters}, hosts, schema)
+    defaults = DEFAULTS if len(hosts) == 1 else {**DEFAULTS, **FAILOVER}
+    return Target(shown, {**defaults, **parameters}, hosts, schema)
 
 
 def _hosts(shown: str, lists: Mapping[str, str]) -> tuple[Mapping[str, str], ...]:
