@@ -22,11 +22,14 @@ class Agenda:
 
     Attributes:
         jobs: name → job.
+        first_share: of the jobs that are due at once, those from this share on come first. With
+            another one for each replica they share the work instead of racing for the same jobs.
     """
 
     def __init__(self, logger: logging.Logger) -> None:
+        self.first_share = 0.0
         self.jobs: dict[str, Job] = {}
-        self._heap: list[tuple[int, int, Job]] = []
+        self._heap: list[tuple[int, float, str, Job]] = []
         #: Name of a job whose slots can't be computed → when it is tried again.
         self._broken: dict[str, int] = {}
         self._logger = logger
@@ -52,7 +55,7 @@ class Agenda:
         """Take out the jobs that are due at *now*, earliest first."""
         jobs = []
         while self._heap and self._heap[0][0] <= now:
-            jobs.append(heapq.heappop(self._heap)[2])
+            jobs.append(heapq.heappop(self._heap)[-1])
         return jobs
 
     def push(self, jobs: Iterable[Job], now: int) -> None:
@@ -60,7 +63,8 @@ class Agenda:
         for job in jobs:
             due = self._next_due(job, now)
             if due is not None:
-                heapq.heappush(self._heap, (due, id(job), job))
+                order = (job.share - self.first_share) % 1.0
+                heapq.heappush(self._heap, (due, order, job.name, job))
 
     def _next_due(self, job: Job, now: int) -> int | None:
         again = self._broken.get(job.name, 0)

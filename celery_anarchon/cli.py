@@ -15,6 +15,7 @@ from celery_anarchon.backends.base import blot
 from celery_anarchon.errors import AnarchonError, BackendError
 
 if TYPE_CHECKING:
+    from celery_anarchon.jobs import Job
     from celery_anarchon.scheduler import AnarchonScheduler
     from celery_anarchon.settings import Settings
 
@@ -55,7 +56,8 @@ def _scheduler(ctx: click.Context) -> AnarchonScheduler:
 def _show(value: Any, as_json: bool, lines: Callable[[], Iterable[str]]) -> None:
     text = json.dumps(value, indent=2) if as_json else "\n".join(lines())
     # A job's name may hold what the terminal's encoding does not.
-    click.echo(text.encode("utf-8", "backslashreplace").decode("utf-8"))
+    encoding = click.get_text_stream("stdout").encoding or "utf-8"
+    click.echo(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 @command("check")
@@ -168,8 +170,12 @@ def next_(
         raise click.ClickException(str(exc)) from exc
     zone = scheduler.settings.zone
     instant = datetime.now(timezone.utc) if start is None else _instant(start, zone)
-    # The first whole ms that is not before the instant.
-    start_ms = to_ms(instant - timedelta(microseconds=1)) + 1
+    try:
+        # The first whole ms that is not before the instant.
+        start_ms = to_ms(instant - timedelta(microseconds=1)) + 1
+        to_datetime(start_ms - 1)
+    except OverflowError:
+        raise click.BadParameter("beyond what a datetime can tell", param_hint="--from") from None
     if job_name is not None and job_name not in scheduler.jobs:
         raise click.BadParameter(
             f"{job_name!r} is not in the schedule; it has "
@@ -177,17 +183,21 @@ def next_(
             param_hint="--job",
         )
     names = sorted(scheduler.jobs) if job_name is None else [job_name]
-    told = [
-        {
-            "job": name,
-            "slots": [
-                to_datetime(slot).isoformat()
-                for slot in islice(scheduler.jobs[name].slots_from(start_ms), count)
-            ],
-        }
-        for name in names
-    ]
+    told = [_told_next(scheduler.jobs[name], start_ms, count) for name in names]
     _show(told, as_json, lambda: _next_lines(told, zone))
+    ctx.exit(1 if any("error" in job for job in told) else 0)
+
+
+def _told_next(job: Job, start: int, count: int) -> dict[str, Any]:
+    from celery_anarchon.slots import to_datetime
+
+    told: dict[str, Any] = {"job": job.name, "slots": []}
+    try:
+        for slot in islice(job.slots_from(start), count):
+            told["slots"].append(to_datetime(slot).isoformat())
+    except Exception as exc:  # noqa: BLE001  a schedule class is the user's own code
+        told["error"] = f"{type(exc).__name__}: {exc}"
+    return told
 
 
 def _instant(text: str, zone: tzinfo) -> datetime:
@@ -202,11 +212,20 @@ def _instant(text: str, zone: tzinfo) -> datetime:
     return instant if instant.tzinfo else instant.replace(tzinfo=zone)
 
 
+def _local(slot: str, zone: tzinfo) -> str:
+    try:
+        local = datetime.fromisoformat(slot).astimezone(zone)
+    except OverflowError:  # at the end of the year 9999
+        return ""
+    return f"  ({local:%a %Y-%m-%d %H:%M:%S %Z})"
+
+
 def _next_lines(told: list[dict[str, Any]], zone: tzinfo) -> Iterable[str]:
     for job in told:
         yield job["job"]
         for slot in job["slots"]:
-            local = datetime.fromisoformat(slot).astimezone(zone)
-            yield f"  {slot}  ({local:%a %Y-%m-%d %H:%M:%S %Z})"
-        if not job["slots"]:
+            yield f"  {slot}{_local(slot, zone)}"
+        if "error" in job:
+            yield f"  PROBLEM: {job['error']}"
+        elif not job["slots"]:
             yield "  never"

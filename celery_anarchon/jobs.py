@@ -14,7 +14,7 @@ from celery_anarchon.settings import Policy
 from celery_anarchon.slots import slots_of
 from celery_anarchon.types import JobState
 
-__all__ = ("Job",)
+__all__ = ("Job", "share_of")
 
 #: With ``catch_up="all"`` a job asks for so many missed slots at a time, so that it does not keep
 #: the others waiting.
@@ -27,6 +27,11 @@ GRACE_MS = 60_000
 FIRST_REST, LONGEST_REST = 0.5, 30.0
 
 
+def share_of(name: str) -> float:
+    """Return a fraction, 0 to 1, that is fixed for *name* on every replica."""
+    return zlib.crc32(name.encode("utf-8", "backslashreplace")) / 2**32
+
+
 class Job:
     """One entry of the schedule and its place in time.
 
@@ -37,6 +42,7 @@ class Job:
         begun: whether the store has told how far it has come.
         cursor: every slot up to this instant is settled, ms by the store's clock.
         since: from when its schedule counts, ms.
+        share: fraction that is fixed for the name, for what is to be spread.
         chain_end: the slot that a chained schedule continues from, ms, as the store knows it.
         asked: slot → token of claims that the store has not answered.
     """
@@ -53,9 +59,8 @@ class Job:
         self.since = 0
         self.chain_end = 0
         self.asked: dict[int, str] = {}
-        # crc32, not hash(): the same on every replica.
-        share = zlib.crc32(entry.name.encode("utf-8", "backslashreplace")) / 2**32
-        self.put_off = round(policy.splay * share * 1000)
+        self.share = share_of(entry.name)
+        self.put_off = round(policy.splay * self.share * 1000)
         self._rests_until = 0.0
         self._rest = FIRST_REST
 

@@ -25,7 +25,7 @@ from celery_anarchon.collect import Way
 from celery_anarchon.dispatch import check_entry, evaluate_arguments, stamped, suspicious_options
 from celery_anarchon.errors import AnarchonError, BackendError, ConfigurationError
 from celery_anarchon.health import Health
-from celery_anarchon.jobs import Job
+from celery_anarchon.jobs import Job, share_of
 from celery_anarchon.outbox import LeaseLost, Outbox, Parcel
 from celery_anarchon.settings import Settings, read_settings
 from celery_anarchon.slots import to_datetime
@@ -90,6 +90,7 @@ class AnarchonScheduler(Scheduler):
             check_entry(name, self.data[name])
         self.install_default_entries(self.data)
         settings.check_jobs(self.data)
+        self._agenda.first_share = share_of(settings.instance)
         self.jobs = {name: self._new_job(entry) for name, entry in self.data.items()}
         if settings.zone_is_host:
             logger.warning(
