@@ -495,6 +495,9 @@ def test_two_replicas_share_a_chain_and_never_double(
     chain = sorted(slots(messages, "steps"))
     assert len(chain) >= 30
     assert all((b - a) % 50 == 0 for a, b in itertools.pairwise(chain))
+    # Were there two chains of dice, their slots would lie closer together.
+    dice = sorted(slots(messages, "dice"))
+    assert all(b - a >= 50 for a, b in itertools.pairwise(dice))
     # Both had their share of the plain one, or the test has tested nothing.
     assert all(replica.scheduler.outcomes for replica in replicas)
 
