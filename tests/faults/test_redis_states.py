@@ -203,6 +203,9 @@ def test_a_fork_has_a_connection_of_its_own(start: Callable[..., Redis]) -> None
 def test_no_connection_is_left_behind(start: Callable[..., Redis]) -> None:
     server = start("lease")
     backends = [opened(server, strategy) for strategy in ("lease", "stream-id", "script")]
+    # Whatever still refers to a connection, an exception's frames for example, it is closed.
+    held = [vars(vars(backend)["_client"])["_redis"] for backend in backends]
+    assert None not in held
     for backend in backends:
         backend.close()
         backend.close()

@@ -7,7 +7,6 @@ time-out, so that a store that hangs costs one time-out and not two.
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -71,7 +70,9 @@ class Part:
 
 
 class Client:
-    """A connection that is made on first use, and made anew after an error or a fork.
+    """A connection that is made on first use, and made anew after an error.
+
+    After a fork the library's pool gives each process a socket of its own.
 
     Used by one thread at a time, except for :meth:`close`.
 
@@ -85,7 +86,6 @@ class Client:
         self._mark = mark
         self.cluster = address.kind == "cluster"
         self._redis: Any = None
-        self._pid = 0
         self._asking = False
 
     def ask(self, question: Callable[[Any, bool], T]) -> T:
@@ -245,9 +245,6 @@ class Client:
     # -- the connection -------------------------------------------------------
 
     def _connected(self) -> Any:
-        if self._pid != os.getpid():
-            # After a fork the socket is the parent's: it is left alone, not shut down.
-            self._redis, self._pid = None, os.getpid()
         if self._redis is None:
             self._redis = connect(self.address)
         return self._redis
@@ -258,7 +255,7 @@ class Client:
         self._disconnect(connection)
 
     def _disconnect(self, connection: Any) -> None:
-        if connection is not None and self._pid == os.getpid():
+        if connection is not None:
             connection.close()
             if not self.cluster:
                 connection.connection_pool.disconnect()

@@ -11,19 +11,21 @@ from celery_anarchon.backends.redis.client import Client
 from celery_anarchon.errors import Unsupported
 from celery_anarchon.types import StoreInfo
 
-__all__ = ("check_server",)
+__all__ = ("LEAST", "check_server")
+
+#: The oldest server for the strategies that need nothing special.
+LEAST = (6, 2)
 
 
-def check_server(client: Client, needs: tuple[int, ...], only: str, shown: str) -> StoreInfo:
+def check_server(client: Client, needs: tuple[int, ...], shown: str) -> StoreInfo:
     """Return what the server is, and what of it should be mended.
 
     Arguments:
         needs: the version that the strategy needs.
-        only: the kind of server that it holds on, or empty for any.
         shown: the URL without its password.
 
     Raises:
-        Unsupported: the server is older, or of another kind.
+        Unsupported: the server is older.
     """
 
     def question(connection: Any, _: bool) -> tuple[Mapping[str, Any], str | None]:
@@ -32,9 +34,12 @@ def check_server(client: Client, needs: tuple[int, ...], only: str, shown: str) 
 
     facts, save_points = client.ask(question)
     kind, version = _kind_and_version(facts)
-    if _numbers(facts["redis_version"]) < needs or only not in ("", kind):
+    # Valkey calls itself the Redis that it branched off from, 7.2, whatever its own version.
+    compatible = _numbers(facts["redis_version"])
+    if compatible < needs:
         wanted = ".".join(map(str, needs))
-        cure = "; strategy=lease, stream-id and script work on it" if only else ""
+        others = "; strategy=lease, stream-id and script work on it"
+        cure = others if compatible >= LEAST else ""
         raise Unsupported(
             f"{shown}: found {kind} {version}, but Redis {wanted} or later is needed{cure}"
         )

@@ -59,7 +59,6 @@ class IdmpBackend(PlainStore):
     )
     mode = "idmp"
     needs_version = (8, 6)
-    needs_kind = "Redis"
 
     def __init__(self, address: Address, **options: Any) -> None:
         super().__init__(address, **options)

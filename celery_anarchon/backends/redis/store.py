@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 from celery_anarchon.backends.base import Backend, blot, refuse_options
 from celery_anarchon.backends.redis.address import Address
 from celery_anarchon.backends.redis.client import Argument, Client, Part, Script
-from celery_anarchon.backends.redis.health import check_server
+from celery_anarchon.backends.redis.health import LEAST, check_server
 from celery_anarchon.backends.redis.keys import SHARDS, Keys, decoded, encoded
 from celery_anarchon.types import Claim, JobState, StoreInfo
 
@@ -69,9 +69,7 @@ class RedisStore(Backend):
     """
 
     #: The oldest server on which the strategy holds.
-    needs_version: ClassVar[tuple[int, ...]] = (6, 2)
-    #: The kind of server that it holds on; empty for any.
-    needs_kind: ClassVar[str] = ""
+    needs_version: ClassVar[tuple[int, ...]] = LEAST
 
     def __init__(self, address: Address, **options: Any) -> None:
         super().__init__(address.url, **refuse_options(address.url, options))
@@ -119,7 +117,7 @@ class RedisStore(Backend):
         return self._client.ask(question)
 
     def info(self) -> StoreInfo:
-        return check_server(self._client, self.needs_version, self.needs_kind, blot(self.url))
+        return check_server(self._client, self.needs_version, blot(self.url))
 
     def close(self) -> None:
         self._client.close()
