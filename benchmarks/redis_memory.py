@@ -3,14 +3,16 @@
     python -m benchmarks.redis_memory [--jobs 1000] [--seconds 3600]
 
 Each slot of the past hour is claimed and, with leases, finished, as one replica would have done
-it. History is 100 runs, keep 7200 s.
+it: second by second, or for ``script`` job by job (which reads what came since the slot, and here
+all that came is newer). History is 100 runs, keep 7200 s.
 """
 
 from __future__ import annotations
 
 import argparse
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice, product
 from typing import Any
 
 from celery_anarchon import Claim, open_backend
@@ -36,17 +38,23 @@ def expected(strategy: str, seconds: int, history: int) -> float:
     return SLOT[strategy] * seconds + ENTRY * (min(kept[strategy], 2 * seconds) + 100)
 
 
-def run(url: str, jobs: Sequence[str], seconds: int) -> None:
+def batches(jobs: Sequence[str], slots: Sequence[int], by_job: bool) -> Iterator[list[Claim]]:
+    """Yield claims for all *slots* of all *jobs*."""
+    pairs = product(jobs, slots) if by_job else ((job, slot) for slot, job in product(slots, jobs))
+    order = iter(pairs)
+    while some := list(islice(order, BATCH)):
+        yield [Claim(job, slot, secrets.token_hex(16), max_late=7000.0) for job, slot in some]
+
+
+def run(url: str, jobs: Sequence[str], seconds: int, by_job: bool) -> None:
     """Claim and finish every slot of the last *seconds* of each job."""
     with open_backend(url, instance="host-1:12345:abcdef") as backend:
         backend.register(dict.fromkeys(jobs, "every second"))
-        first = backend.now() - 1000 * seconds
-        for second in range(seconds):
-            for start in range(0, len(jobs), BATCH):
-                some, slot = jobs[start : start + BATCH], first + 1000 * second
-                batch = [Claim(job, slot, secrets.token_hex(16), max_late=7000.0) for job in some]
-                assert all(verdict.won for verdict in backend.claim(batch))
-                backend.finish(batch, "done")
+        now = backend.now()
+        slots = range(now - 1000 * seconds, now, 1000)
+        for batch in batches(jobs, slots, by_job):
+            assert all(verdict.won for verdict in backend.claim(batch))
+            backend.finish(batch, "done")
 
 
 def used(client: Any) -> int:
@@ -66,7 +74,7 @@ def main() -> None:
         with kind() as server:
             client = server.client()
             before = used(client)
-            run(f"{server.url()}?strategy={strategy}", jobs, options.seconds)
+            run(f"{server.url()}?strategy={strategy}", jobs, options.seconds, strategy == "script")
             measured = (used(client) - before) / 1e6
         computed = expected(strategy, options.seconds, 100) * options.jobs / 1e6
         print(f"{strategy:10} computed {computed:7.1f} MB   measured {measured:7.1f} MB")

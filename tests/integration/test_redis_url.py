@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from celery_anarchon import BackendError, ConfigurationError, open_backend
@@ -110,3 +113,23 @@ def test_nobody_listens() -> None:
         open_backend(f"redis://:{SECRET}@127.0.0.1:1/0")
     assert "127.0.0.1:1" in str(caught.value)
     assert SECRET not in str(caught.value)
+
+
+def test_the_urls_of_the_documentation() -> None:
+    """Every URL in the pages on Redis can be used as it stands there."""
+    docs = Path(__file__).parents[2] / "docs"
+    pages = (
+        "how-to/redis.md",
+        "how-to/choose-a-redis-strategy.md",
+        "explanation/redis-failover.md",
+    )
+    schemes = "redis|rediss|redis\\+socket|sentinel|redis-cluster|rediss-cluster"
+    found = [
+        url
+        for page in pages
+        for url in re.findall(rf"\b(?:{schemes})://[^\s`\"'|]+", (docs / page).read_text())
+        if "[" not in url and "…" not in url and not url.endswith("://")
+    ]
+    assert len(found) > 5
+    for url in found:
+        parse(url)

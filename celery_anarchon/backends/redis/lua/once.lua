@@ -30,22 +30,29 @@ local function digits(number)
 end
 
 -- The token of the claim that has the slot, or nil. No claim is accepted earlier than the
--- tolerance before its slot and IDs never fall, so no older entry needs to be read.
+-- tolerance before its slot and IDs never fall, so no older entry needs to be read; and none
+-- twice for the claims of one batch.
+local read = {}
 local function holder(stream, slot)
   if mode == 'id' then
     local entries = call('XRANGE', stream, slot .. '-0', slot .. '-0')
     return entries[1] and entries[1][2][2]
   end
-  local from = digits(math.max(tonumber(slot) - tolerance, 0))
-  repeat
-    local entries = call('XRANGE', stream, from, '+', 'COUNT', PAGE)
-    for _, entry in ipairs(entries) do
-      if entry[2][2] == slot then
-        return entry[2][4]
+  local first = math.max(tonumber(slot) - tolerance, 0)
+  local known = read[stream]
+  if not known or known.first > first then
+    known = {first = first, tokens = {}}
+    read[stream] = known
+    local from = digits(first)
+    repeat
+      local entries = call('XRANGE', stream, from, '+', 'COUNT', PAGE)
+      for _, entry in ipairs(entries) do
+        known.tokens[entry[2][2]] = entry[2][4]
+        from = '(' .. entry[1]
       end
-      from = '(' .. entry[1]
-    end
-  until #entries < PAGE
+    until #entries < PAGE
+  end
+  return known.tokens[slot]
 end
 
 local function append_id(stream, slot, token)
@@ -117,6 +124,9 @@ local function claim(key, stream, hash, slot, token, terms)
   end
   if outcome == WON then
     call('ZADD', key, 'GT', slot, job)
+    if read[stream] then
+      read[stream].tokens[slot] = token
+    end
   end
   return outcome
 end
