@@ -3,7 +3,7 @@
 # No system service is started by it, and none is used by the tests.
 set -eu
 
-packages="redis-server redis-sentinel redis-tools postgresql pgbouncer rabbitmq-server mmdebstrap openssl"
+packages="redis-server redis-sentinel redis-tools postgresql pgbouncer rabbitmq-server mmdebstrap openssl faketime"
 
 missing=""
 for package in $packages; do

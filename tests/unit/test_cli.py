@@ -145,7 +145,7 @@ def test_odd_names(job: str) -> None:
         (["--from", "Z"], "'Z' is not an ISO instant"),
         (["--from", "2026-05-01T00:00:00+00:00Z"], "is not an ISO instant"),
         (["--from", "0001-01-01T00:00:00Z"], "beyond what a datetime can tell"),
-        (["--from", "0001-01-01T00:00:00+09:00"], "beyond what a datetime can tell"),
+        (["--from", "0001-01-01T01:00:00+09:00"], "beyond what a datetime can tell"),
     ],
 )
 def test_refusals(arguments: list[str], words: str) -> None:
