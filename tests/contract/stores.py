@@ -55,6 +55,11 @@ def postgresql(postgresql_server: Any) -> Iterator[Store]:
         yield store
 
 
+def newest_postgresql(newest_postgresql_server: Any) -> Iterator[Store]:
+    with Store(newest_postgresql_server.url()) as store:
+        yield store
+
+
 def postgresql_restarted() -> Iterator[Store]:
     server: Any = server_class("postgresql")()
     with server, Store(server.fresh(), restart=server.restart) as store:
@@ -123,6 +128,7 @@ STORES = {
     "postgresql": Row(postgresql, LEASES),
     "postgresql_restarted": Row(postgresql_restarted, (LeaseRestartContract,), ("postgresql",)),
     "postgresql_killed": Row(postgresql_killed, (LeaseRestartContract,), ("postgresql",)),
+    "newest_postgresql": Row(newest_postgresql, (LeaseContract,), ("newest_postgresql",)),
     "redis": Row(redis, LEASES),
     "redis_restarted": Row(redis_restarted, (LeaseRestartContract,), ("redis",)),
     "redis_killed": Row(redis_killed, (LeaseRestartContract,), ("redis",)),

@@ -21,6 +21,7 @@ SERVERS = {
     "redis8": "redis8:Redis8",
     "valkey": "valkey:Valkey",
     "postgresql": "postgresql:PostgreSQL",
+    "newest_postgresql": "newest_postgresql:NewestPostgreSQL",
     "rabbitmq": "rabbitmq:RabbitMQ",
     "rabbitmq4": "rabbitmq:RabbitMQ4",
     "nats": "nats:NATS",

@@ -40,6 +40,10 @@ class PostgreSQL(Server):
         folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: int(p.parts[-2]))
         return find_program("postgres", "postgresql", *map(str, reversed(folders)))
 
+    def folder(self) -> Path:
+        """Return the folder of the server's programs."""
+        return self.program().parent
+
     def prepare(self) -> None:
         """Make the cluster."""
         secret = self.data / "password"
@@ -49,7 +53,7 @@ class PostgreSQL(Server):
             shutil.chown(secret, self.user)
         done = subprocess.run(
             [
-                *(self.program().with_name("initdb"), "--pgdata", self.cluster, "--no-sync"),
+                *(self.folder() / "initdb", "--pgdata", self.cluster, "--no-sync"),
                 *("--username", "postgres", "--pwfile", secret, "--auth", "scram-sha-256"),
                 *("--encoding", "UTF8", "--locale", "C", "--no-instructions"),
             ],
@@ -70,7 +74,7 @@ class PostgreSQL(Server):
 
     def command(self) -> list[str | Path]:
         """Return the command line."""
-        return [self.program(), "-D", self.cluster]
+        return [self.folder() / "postgres", "-D", self.cluster]
 
     def answers(self) -> bool:
         """Return whether the server that answers has this data folder."""
