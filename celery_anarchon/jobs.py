@@ -104,9 +104,9 @@ class Job:
         self._rest = min(self._rest * 2, LONGEST_REST)
 
     @property
-    def resting(self) -> bool:
-        """Whether a run of the job that failed is left alone now."""
-        return time.monotonic() < self._rests_until
+    def rests_for(self) -> float:
+        """For how many seconds a run of the job that failed is left alone; 0 for no longer."""
+        return max(0.0, self._rests_until - time.monotonic())
 
     def sent(self) -> None:
         """Note that a message of the job went out."""
@@ -132,7 +132,8 @@ class Job:
         slots = [slot for slot in slots if slot >= oldest]
         if not slots:
             self.cursor = max(self.cursor, now)
-        self.asked = {slot: token for slot, token in self.asked.items() if slot in slots}
+        if self.asked:
+            self.asked = {slot: token for slot, token in self.asked.items() if slot in slots}
         return slots
 
     def _missed(self, oldest: int, now: int) -> list[int]:

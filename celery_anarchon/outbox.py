@@ -84,9 +84,9 @@ class Outbox:
         self.retry_soon = False
 
     @property
-    def waiting(self) -> bool:
-        """Whether messages of claims that can't be given back wait to be sent."""
-        return bool(self._unsent)
+    def retry_in(self) -> float | None:
+        """Seconds until a message of a claim that can't be given back is tried again, or None."""
+        return min((asked.job.rests_for for asked in self._unsent), default=None)
 
     def hold(self, batch: Iterable[Asked]) -> None:
         """Take claims in hand before the store is asked."""
@@ -132,7 +132,7 @@ class Outbox:
             claim = asked.claim
             if now - claim.slot > claim.max_late * 1000 or asked.attempt > claim.attempts:
                 self._tell(asked, "its message could not be sent, the run is lost", logging.ERROR)
-            elif asked.job.resting:
+            elif asked.job.rests_for > 0:
                 self._unsent.append(asked)
             else:
                 taken.append(asked)

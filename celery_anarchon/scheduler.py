@@ -192,7 +192,7 @@ class AnarchonScheduler(Scheduler):
     def _dispatch(self, backend: Backend, now: int, lapsed: list[Asked]) -> None:
         """Claim and send what is due; the broker comes first, so that nothing is won in vain."""
         due = self._agenda.next_due
-        if not (lapsed or self._outbox.waiting or (due is not None and due <= now)):
+        if not (lapsed or self._outbox.retry_in == 0 or (due is not None and due <= now)):
             return
         if not self.reach_broker():
             return
@@ -218,9 +218,11 @@ class AnarchonScheduler(Scheduler):
         now = self._clock.now()
         due = self._agenda.next_due
         to_slot = float("inf") if due is None else (due - now) / 1000
-        if to_slot <= 0 or self._outbox.waiting:
-            to_slot = self._broker.wait()
-        return float(max(0.0, min(to_slot, (self._patrol_at - now) / 1000, self.max_interval)))
+        to_retry = self._outbox.retry_in
+        to_next = min(to_slot, float("inf") if to_retry is None else to_retry)
+        if to_next <= 0:
+            to_next = self._broker.wait()
+        return float(max(0.0, min(to_next, (self._patrol_at - now) / 1000, self.max_interval)))
 
     def _note(self, backend: Backend, batch: Iterable[Asked]) -> None:
         """Move each job on by what the store said."""
@@ -231,7 +233,8 @@ class AnarchonScheduler(Scheduler):
             if not asked.won:
                 self._outbox.let_go(asked)
             if outcome is Outcome.EARLY:
-                self._clock.measure(backend)
+                # This replica's idea of the store's clock is ahead: look again.
+                self._patrol_at = 0
                 continue
             job.asked.pop(slot, None)
             if not asked.takeover:
@@ -326,7 +329,7 @@ class AnarchonScheduler(Scheduler):
                     to_datetime(run.slot).isoformat(),
                     run.attempt,
                 )
-            elif job is not None and job.resting:
+            elif job is not None and job.rests_for > 0:
                 self._patrol_at = min(self._patrol_at, now + round(SHORTEST_PATROL * 1000))
             elif job is not None:
                 found.append(claim_for(job, run.slot, takeover=True))
