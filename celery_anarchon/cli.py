@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta, timezone, tzinfo
 from itertools import islice
@@ -56,7 +57,7 @@ def _scheduler(ctx: click.Context) -> AnarchonScheduler:
 def _show(value: Any, as_json: bool, lines: Callable[[], Iterable[str]]) -> None:
     text = json.dumps(value, indent=2) if as_json else "\n".join(lines())
     # A job's name may hold what the terminal's encoding does not.
-    encoding = click.get_text_stream("stdout").encoding or "utf-8"
+    encoding = sys.stdout.encoding or "utf-8"
     click.echo(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
@@ -229,3 +230,22 @@ def _next_lines(told: list[dict[str, Any]], zone: tzinfo) -> Iterable[str]:
             yield f"  PROBLEM: {job['error']}"
         elif not job["slots"]:
             yield "  never"
+
+
+@command("schema")
+@click.option("--role", help="Let this role use the tables too, and nothing more.")
+def schema(ctx: click.Context, role: str | None, as_json: bool) -> None:
+    """Print the SQL that makes the store's tables, for an owner to run; nothing connects."""
+    try:
+        with _scheduler(ctx).settings.open_backend() as backend:
+            sql = backend.schema(role)
+    except AnarchonError as exc:
+        raise click.ClickException(str(exc)) from exc
+    if sql is None:
+        raise click.ClickException(
+            f"{blot(backend.url)}: no SQL has to be run for this store; it makes what it needs"
+        )
+    try:
+        click.echo(json.dumps({"sql": sql}) if as_json else sql.rstrip())
+    except UnicodeEncodeError as exc:
+        raise click.ClickException(f"{exc}; set PYTHONIOENCODING=utf-8, or use --json") from exc

@@ -199,6 +199,16 @@ class Backend(ABC):
             Unsupported: the store is too old, or set up in a way that claims can't hold on.
         """
 
+    def schema(self, role: str | None = None) -> str | None:
+        """Return the SQL that makes the tables, for an owner to run where beat's role may not.
+
+        Nothing connects. None means that the store needs no such preparation.
+
+        Arguments:
+            role: is granted the use of the tables too, and nothing more.
+        """
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """Let go of the store without waiting for it; idempotent.

@@ -107,9 +107,9 @@ def statements(file: str, names: Mapping[str, str]) -> dict[str, str]:
         names: what stands for each ``{name}`` in it, quoted already.
     """
     text = (files(__package__) / "sql" / file).read_text(encoding="utf-8")
-    text = re.sub(r"\{(\w+)\}", lambda found: names[found[1]], text)
     _, *parts = re.split(r"^-- name: (\w+).*$", text, flags=re.MULTILINE)
-    return {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
+    bodies = [re.sub(r"\{(\w+)\}", lambda found: names[found[1]], body) for body in parts[1::2]]
+    return {name: body.strip() for name, body in zip(parts[::2], bodies, strict=True)}
 
 
 def bounded(number: int) -> int:

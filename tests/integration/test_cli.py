@@ -58,6 +58,7 @@ def test_celery_knows_the_command(command: Command) -> None:
     assert "anarchon" in done.stdout
     assert "check" in command("--help")
     assert "next" in command.output
+    assert "schema" in command.output
 
 
 def test_check(command: Command) -> None:

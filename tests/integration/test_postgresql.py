@@ -9,14 +9,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
+from urllib.parse import quote
 
 import psycopg2
 import psycopg2.extensions
 import pytest
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
 
 from celery_anarchon import BackendError, Claim, ConfigurationError, Outcome, open_backend
-from celery_anarchon.backends.postgresql import PostgreSQLBackend, grants_sql, schema_sql
+from celery_anarchon.backends.postgresql import PostgreSQLBackend
 from celery_anarchon.backends.postgresql.target import target_of
+from celery_anarchon.cli import anarchon
 from celery_anarchon.errors import Unsupported
 from tests.processes import temporary_folder
 from tests.servers.pgbouncer import PgBouncer
@@ -174,8 +179,6 @@ def test_prefixes_never_meet(postgresql_url: str, opened: Any) -> None:
 
 @pytest.mark.parametrize("schema", ["s", "A b", 'q"%s', "é" * 31])
 def test_schema(postgresql_url: str, opened: Any, schema: str) -> None:
-    from urllib.parse import quote
-
     inside = opened(f"{postgresql_url}?schema={quote(schema)}")
     outside = opened(postgresql_url)
     now = inside.now()
@@ -248,9 +251,20 @@ def test_tables_that_are_dropped_are_made_again(postgresql_url: str, opened: Any
 
 def _role(server: PostgreSQL, url: str) -> tuple[str, str]:
     """Make a role that may connect and no more; return its name and the URL with it."""
-    role = f"beat-{secrets.token_hex(4)}"
-    execute(url, f"CREATE ROLE \"{role}\" LOGIN PASSWORD 'pw'")
-    return role, url.replace(f"postgres:{server.password}", f"{role}:pw")
+    role = f'%s "{{jobs}}"\n-- name: é {secrets.token_hex(4)}'
+    name = role.replace('"', '""')
+    execute(url, f"CREATE ROLE \"{name}\" LOGIN PASSWORD 'pw'")
+    return role, url.replace(f"postgres:{server.password}", f"{quote(role, safe='')}:pw")
+
+
+def printed_sql(url: str, prefix: str, *arguments: str) -> str:
+    """Return what ``celery anarchon schema`` prints."""
+    app = Celery("schema", set_as_current=False)
+    app.conf.update(anarchon_url=url, anarchon_prefix=prefix, timezone="UTC")
+    context = CLIContext(app=app, no_color=True, workdir=".", quiet=False)
+    done = CliRunner().invoke(anarchon, ["schema", *arguments], obj=context)
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
 @pytest.mark.parametrize("schema", [None, "jobs of beat"])
@@ -260,12 +274,12 @@ def test_a_role_that_may_not_create_tables(
     role, url = _role(postgresql_server, postgresql_url)
     if schema:
         url += "?schema=jobs%20of%20beat"
-    with pytest.raises(ConfigurationError, match=r"permission denied.*schema_sql\(\)"):
+    with pytest.raises(ConfigurationError, match=r"permission denied.*anarchon schema --role"):
         opened(url, prefix="a%b")
-    execute(postgresql_url, schema_sql("a%b", schema))
+    execute(postgresql_url, printed_sql(url, "a%b"))
     with pytest.raises(ConfigurationError, match="permission denied"):
         opened(url, prefix="a%b")
-    execute(postgresql_url, grants_sql(role, "a%b", schema))
+    execute(postgresql_url, printed_sql(url, "a%b", "--role", role))
     backend = opened(url, prefix="a%b", history=1)
     now = backend.now()
     backend.register({"a": "1"})
@@ -291,9 +305,10 @@ def test_a_grant_that_is_taken_away_is_no_configuration_error(
     postgresql_server: PostgreSQL, postgresql_url: str, opened: Any
 ) -> None:
     role, url = _role(postgresql_server, postgresql_url)
-    execute(postgresql_url, schema_sql() + grants_sql(role))
+    execute(postgresql_url, printed_sql(url, "cron", "--role", role))
     backend = opened(url)
-    execute(postgresql_url, f'REVOKE ALL ON cron_runs FROM "{role}"')
+    name = role.replace('"', '""')
+    execute(postgresql_url, f'REVOKE ALL ON cron_runs FROM "{name}"')
     with pytest.raises(BackendError, match="permission denied"):
         backend.claim([question("a", backend.now())])
 

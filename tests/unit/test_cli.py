@@ -45,16 +45,18 @@ ENTRIES: dict[str, Any] = {
 }
 
 
-def run(*arguments: str, code: int = 0, entries: Any = ENTRIES, **conf: Any) -> str:
+def run(
+    *arguments: str, code: int = 0, entries: Any = ENTRIES, charset: str = "utf-8", **conf: Any
+) -> str:
     app = Celery("cli", set_as_current=False)
+    conf = {"anarchon_url": "memory://", **conf}
     app.conf.update(
-        anarchon_url="memory://",
         timezone="Europe/Berlin",
         result_expires=None,
         beat_schedule={name: {"task": "t", "schedule": rule} for name, rule in entries.items()},
         **conf,
     )
-    done = CliRunner().invoke(
+    done = CliRunner(charset).invoke(
         anarchon, arguments, obj=CLIContext(app=app, no_color=True, workdir=".", quiet=False)
     )
     assert done.exit_code == code, done.output
@@ -185,3 +187,46 @@ def test_check() -> None:
     assert told["jobs"] == len(ENTRIES)
     text = run("check")
     assert text.endswith("\nOK\n")
+
+
+ELSEWHERE = "postgresql://beat:s3kret@192.0.2.1/app?sslpassword=s3kret"
+
+
+def test_schema() -> None:
+    """Nothing listens at the address: nothing connects."""
+    text = run("schema", anarchon_url=f"{ELSEWHERE}&schema=of%20beat", anarchon_prefix="my")
+    assert text.startswith('CREATE SCHEMA IF NOT EXISTS "of beat";\n')
+    assert 'CREATE TABLE IF NOT EXISTS "of beat"."my_jobs" (' in text
+    assert "GRANT" not in text
+    assert "s3kret" not in text
+    granted = run("schema", "--role", "a role", anarchon_url=ELSEWHERE)
+    assert 'GRANT SELECT ON "cron_meta" TO "a role";' in granted
+    told = json.loads(run("schema", "--role", "a role", "--json", anarchon_url=ELSEWHERE))
+    assert told == {"sql": granted}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "url", "words"),
+    [
+        ([], "memory://", "memory://: no SQL has to be run for this store"),
+        (["--role", "x", "--json"], "memory://", "no SQL has to be run for this store"),
+        ([], "sqlite:////nowhere/claims.db", "no SQL has to be run for this store"),
+        ([], "redis://:s3kret@192.0.2.1/0", "redis://:**@192.0.2.1/0: no SQL has to be run"),
+        (["--role", ""], ELSEWHERE, "role = '' must have 1 to 63 bytes"),
+        (["--role", "é" * 32], ELSEWHERE, "must have 1 to 63 bytes"),
+        ([], f"{ELSEWHERE}&colour=s3kret", 'invalid URI query parameter: "colour"'),
+    ],
+)
+def test_no_schema(arguments: list[str], url: str, words: str) -> None:
+    text = run("schema", *arguments, code=1, anarchon_url=url)
+    assert words in text
+    assert "sslpassword=s3kret" not in text
+    assert ":s3kret@" not in text
+
+
+def test_schema_that_the_output_can_not_hold() -> None:
+    """An escape in its place would name another role."""
+    text = run("schema", "--role", "ジョブ", code=1, charset="latin-1", anarchon_url=ELSEWHERE)
+    assert "set PYTHONIOENCODING=utf-8, or use --json" in text
+    told = json.loads(run("schema", "--role", "ジョブ", "--json", anarchon_url=ELSEWHERE))
+    assert 'TO "ジョブ";' in told["sql"]

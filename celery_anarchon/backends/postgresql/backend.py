@@ -14,7 +14,7 @@ from psycopg2 import errors
 
 from celery_anarchon.backends.base import refuse_options
 from celery_anarchon.backends.postgresql.link import Hanging, Link, connect
-from celery_anarchon.backends.postgresql.schema import ensure, sql_of
+from celery_anarchon.backends.postgresql.schema import ensure, grants_sql, schema_sql, sql_of
 from celery_anarchon.backends.postgresql.target import target_of
 from celery_anarchon.backends.rules import JobRow, Ledger, RunRow
 from celery_anarchon.backends.tables import (
@@ -87,6 +87,11 @@ class PostgreSQLBackend(TablesBackend):
         if full_pages == "off":
             warnings.append("full_page_writes is off: a crash of its machine may damage claims")
         return StoreInfo("PostgreSQL", str(version), tuple(warnings))
+
+    def schema(self, role: str | None = None) -> str:
+        place = self._target.schema
+        sql = schema_sql(self.prefix, place)
+        return sql if role is None else sql + grants_sql(role, self.prefix, place)
 
     def close(self) -> None:
         self._closings += 1
@@ -254,8 +259,8 @@ class PostgreSQLBackend(TablesBackend):
         if isinstance(exc, (errors.InsufficientPrivilege, errors.InvalidSchemaName)):
             error: type[AnarchonError] = BackendError if self._worked else ConfigurationError
             raise error(
-                f"{shown}: {text}; let an owner run what schema_sql() and grants_sql() of "
-                "celery_anarchon.backends.postgresql return, or grant CREATE on the schema"
+                f"{shown}: {text}; let an owner run what `celery -A proj anarchon schema --role "
+                "NAME` prints, or grant CREATE on the schema"
             ) from None
         raise BackendError(f"{shown}: {text}") from None
 

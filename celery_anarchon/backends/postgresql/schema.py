@@ -9,7 +9,7 @@ from psycopg2 import errors
 
 from celery_anarchon.backends.postgresql.link import Link
 from celery_anarchon.backends.tables import statements, stored, table_prefix
-from celery_anarchon.errors import Unsupported
+from celery_anarchon.errors import ConfigurationError, Unsupported
 
 __all__ = ("SCHEMA_VERSION", "ensure", "grants_sql", "schema_sql", "sql_of")
 
@@ -56,7 +56,13 @@ def schema_sql(prefix: str = "cron", schema: str | None = None) -> str:
 
 
 def grants_sql(role: str, prefix: str = "cron", schema: str | None = None) -> str:
-    """Return the SQL that lets *role* use the tables, and nothing more."""
+    """Return the SQL that lets *role* use the tables, and nothing more.
+
+    Raises:
+        ConfigurationError: *role* can't be the name of a role.
+    """
+    if not 0 < len(role.encode("utf-8", "replace")) <= 63 or "\0" in role:
+        raise ConfigurationError(f"role = {role!r} must have 1 to 63 bytes, none NUL")
     place = (
         "" if schema is None else f"GRANT USAGE ON SCHEMA {_quoted(schema)} TO {_quoted(role)};\n"
     )
