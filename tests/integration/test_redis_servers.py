@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from celery_anarchon import Backend, BackendError, Claim, Outcome, open_backend
+from celery_anarchon.backends.redis.idmp import proves
 from celery_anarchon.errors import Unsupported
 from tests.processes import wait_for
-from tests.servers.redis import Redis, RedisCluster
+from tests.servers.redis import Redis, RedisCluster, RedisSentinel
 from tests.servers.redis8 import Redis8
 
 WON = Outcome.WON
@@ -120,6 +121,14 @@ def test_tls_with_a_client_certificate() -> None:
             open_backend(server.url())
         for backend in opened(server.url(), mine):
             use(backend)
+
+
+@pytest.mark.server("redis_sentinel")
+def test_a_master_with_a_password_behind_sentinels() -> None:
+    with RedisSentinel(password="secret:@/word") as servers:
+        for backend in opened(servers.url()):
+            use(backend)
+            assert "secret" not in repr(backend)
 
 
 # -- who may use it
@@ -314,6 +323,14 @@ def test_more_than_idmp_can_remember(redis8_server: Any) -> None:
     assert backend.traits.max_keep == 86_340
     with pytest.raises(Unsupported, match="86340"):
         backend.claim([question("job", backend.now() - 1000, keep=90_000.0)])
+
+
+def test_an_entry_that_came_too_late_proves_nothing() -> None:
+    slot, duration = 1_000_000_000, 60
+    assert proves(b"%d-0" % slot, slot, duration)
+    assert proves(b"%d-7" % (slot + 58_000), slot, duration)
+    assert not proves(b"%d-0" % (slot + 59_000), slot, duration)
+    assert not proves(b"%d-0" % (slot + 61_000), slot, duration)
 
 
 def test_ten_thousand_slots_of_a_job_stay_known(redis8_server: Any) -> None:

@@ -25,7 +25,7 @@ from celery_anarchon.backends.redis.store import Asked, milliseconds
 from celery_anarchon.errors import BackendError, Unsupported
 from celery_anarchon.types import Claim, Outcome, StoreInfo, Traits, Verdict
 
-__all__ = ("IdmpBackend",)
+__all__ = ("IdmpBackend", "proves")
 
 IDMP = Script("idmp")
 
@@ -119,11 +119,7 @@ class IdmpBackend(PlainStore):
     def _verdict(self, claim: Claim, entry: bytes, token: bytes | None) -> Verdict:
         if token != encoded(claim.token):
             return LOST
-        # The ID tells when the command was executed. If that was so late (this process was
-        # stopped meanwhile) that an earlier claim may have been forgotten, it proves nothing.
-        executed = int(entry.partition(b"-")[0])
-        remembered = claim.slot - EARLY_TOLERANCE_MS + 1000 * (self._durations[claim.job] - 1)
-        return WON if executed < remembered else UNKNOWN
+        return WON if proves(entry, claim.slot, self._durations[claim.job]) else UNKNOWN
 
     def _own(self, claims: Sequence[Claim]) -> list[bool]:
         # Asking by XADD would claim what nobody has, so the entries since the slot are read.
@@ -167,6 +163,20 @@ class IdmpBackend(PlainStore):
         asked = Asked(self._keys, ("last", "runs"), items)
         durations = asked.arranged(self._client.run(IDMP, (PRODUCER,), asked.parts))
         self._durations |= dict(zip(new, map(int, durations), strict=True))
+
+
+def proves(entry: bytes, slot: int, duration: int) -> bool:
+    """Return whether an entry with one's own token proves that *slot* is one's own.
+
+    Its ID tells when it was added. If that was so late (the process was stopped meanwhile) that
+    the id of an earlier claim may have been forgotten by then, it proves nothing.
+
+    Arguments:
+        entry: the ID of the entry.
+        duration: how long its stream remembers ids, seconds.
+    """
+    added = int(entry.partition(b"-")[0])
+    return added < slot - EARLY_TOLERANCE_MS + 1000 * (duration - 1)
 
 
 class _Vanished(Exception):
