@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from datetime import datetime, timedelta, tzinfo
+from functools import lru_cache
 from inspect import getattr_static
 from numbers import Real
 from typing import Any
@@ -128,12 +129,22 @@ def _named(cls: type | None, name: tuple[str, str]) -> bool:
 def _decides_itself(schedule: Any, base: type) -> bool:
     """Whether a schedule changes what its ``base`` says about when it runs."""
     cls = type(schedule)
+    own = getattr(schedule, "__dict__", {})
+    return _class_decides(cls, base) or not _methods(cls).isdisjoint(own)
+
+
+@lru_cache(maxsize=256)
+def _methods(cls: type) -> frozenset[str]:
+    """The deciding methods of a class, which an instance may hide behind one of its own."""
+    return frozenset(name for name in _DECIDES if callable(getattr_static(cls, name, None)))
+
+
+@lru_cache(maxsize=256)
+def _class_decides(cls: type, base: type) -> bool:
     for name in _DECIDES:
         here = getattr_static(cls, name, None)
         # A plain value on the class is a default; the instance has the value that counts.
         if here is not getattr_static(base, name, None) and hasattr(type(here), "__get__"):
-            return True
-        if callable(here) and name in getattr(schedule, "__dict__", {}):
             return True
     return False
 
