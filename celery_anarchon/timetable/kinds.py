@@ -128,7 +128,7 @@ def _named(cls: type | None, name: tuple[str, str]) -> bool:
 
 def _decides_itself(schedule: Any, base: type) -> bool:
     """Whether a schedule changes what its ``base`` says about when it runs."""
-    cls = type(schedule)
+    cls: Any = type(schedule)
     own = getattr(schedule, "__dict__", {})
     return _class_decides(cls, base) or not _methods(cls).isdisjoint(own)
 
