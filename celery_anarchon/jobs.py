@@ -22,6 +22,8 @@ MISSED_PER_TICK = 100
 #: With ``catch_up="none"`` a slot may still be claimed so long after it, ms: a slow tick is not an
 #: outage.
 GRACE_MS = 60_000
+#: A slot that the store called early is asked for again no sooner than this, ms.
+EARLY_PAUSE_MS = 50
 #: A run whose message can't be sent is tried again after so long, doubled up to the longest,
 #: seconds.
 FIRST_REST, LONGEST_REST = 0.5, 30.0
@@ -61,6 +63,7 @@ class Job:
         self.asked: dict[int, str] = {}
         self.share = share_of(entry.name)
         self.put_off = round(policy.splay * self.share * 1000)
+        self._not_before = 0
         self._rests_until = 0.0
         self._rest = FIRST_REST
 
@@ -112,6 +115,14 @@ class Job:
         """Note that a message of the job went out."""
         self._rest = FIRST_REST
 
+    def too_early(self, now: int) -> None:
+        """Ask again a little later than *now*.
+
+        Where the node that decides is behind the one whose clock was read, as on a Cluster, the
+        slot would else be asked for without a pause.
+        """
+        self._not_before = now + EARLY_PAUSE_MS
+
     def settle(self, slot: int) -> None:
         """Note that the store has answered for *slot*."""
         self.asked.pop(slot, None)
@@ -120,7 +131,7 @@ class Job:
     def next_due(self) -> int | None:
         """Return the instant at which there is a slot to claim, ms, or None for never."""
         slot = next(self._slots_after(self.cursor), None)
-        return None if slot is None else slot + self.put_off
+        return None if slot is None else max(slot + self.put_off, self._not_before)
 
     def due(self, now: int) -> list[int]:
         """Return the slots to claim at *now*, oldest first, and settle those that are given up."""

@@ -235,6 +235,7 @@ class AnarchonScheduler(Scheduler):
             if outcome is Outcome.EARLY:
                 # This replica's idea of the store's clock is ahead: look again.
                 self._patrol_at = 0
+                job.too_early(self._clock.now())
                 continue
             job.asked.pop(slot, None)
             if not asked.takeover:
