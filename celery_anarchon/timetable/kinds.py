@@ -79,7 +79,7 @@ def timetable(
     kind = _kind(schedule)
     if kind is interval:
         relative = bool(schedule.relative)
-        place = _own_zone(schedule, interval, place, job) if relative else place
+        place = _own_zone(schedule, place, job) if relative else place
         return interval_timetable(schedule.run_every, place, job, relative=relative, anchor=anchor)
     if anchor is not None:
         raise refusal(
@@ -88,7 +88,7 @@ def timetable(
             "leave it out: an anchor moves the phase of an interval",
         )
     if kind is crontab or _named(kind, _TZ_CRONTAB):
-        return crontab_timetable(schedule, _own_zone(schedule, kind, place, job), job)
+        return crontab_timetable(schedule, _own_zone(schedule, place, job), job)
     if kind is cron:
         return cron_timetable(schedule, place if schedule.zone is None else as_zone(schedule.zone))
     if kind is solar:
@@ -149,7 +149,7 @@ def _class_decides(cls: type, base: type) -> bool:
     return False
 
 
-def _own_zone(schedule: Any, base: type | None, zone: Zone, job: str | None) -> Zone:
+def _own_zone(schedule: Any, zone: Zone, job: str | None) -> Zone:
     """The zone of a schedule that has its own, else ``zone``.
 
     Celery caches the app's zone as the attribute ``tz``, so that finding one there proves
@@ -158,9 +158,7 @@ def _own_zone(schedule: Any, base: type | None, zone: Zone, job: str | None) -> 
     cls = type(schedule)
     if getattr_static(cls, "tz") is not getattr_static(BaseSchedule, "tz"):
         return as_zone(schedule.tz, job)
-    if "tz" not in vars(schedule) or cls.__init__ is interval.__init__:
-        return zone
-    if cls.__init__ is crontab.__init__:
+    if "tz" not in vars(schedule):
         return zone
     try:
         own = "tz" in vars(copy.copy(schedule))

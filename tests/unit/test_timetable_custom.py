@@ -283,6 +283,14 @@ def test_a_chain_of_stock_schedules_is_stock_celerys() -> None:
     assert forwards(chained, *window) == forwards(plain, *window)
 
 
+def test_what_is_due_at_the_last_slot_does_not_run_again_there() -> None:
+    class Always(BaseSchedule):
+        def is_due(self, last_run_at: datetime) -> Any:
+            return schedstate(True, 60)
+
+    assert timetable(Always()).after(NOW) == NOW + timedelta(minutes=1)
+
+
 def test_a_chain_is_whole_milliseconds_and_never_early() -> None:
     class Odd(Minutes):
         def remaining_estimate(self, last_run_at: datetime) -> timedelta:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from datetime import timedelta, timezone
 from enum import Enum
+from functools import cached_property
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -151,6 +152,19 @@ def test_known_values() -> None:
     assert fingerprint(30) == "3d86b7c3f8918d85"
     assert fingerprint(crontab(), zone="Europe/Berlin") == "9a6755ee5a222495"
     assert fingerprint(cron("*/10 * * * * *", zone="Europe/Berlin")) == "1234fc49d4abc914"
+
+
+def test_what_a_schedule_computes_and_keeps_is_no_part_of_its_rule() -> None:
+    class Lazy(Custom):
+        @cached_property
+        def costly(self) -> int:
+            return self.at * 2
+
+    rule = Lazy(at=5)
+    before = fingerprint(rule)
+    assert rule.costly == 10
+    assert "costly" in vars(rule)
+    assert fingerprint(rule) == before
 
 
 def test_a_schedule_that_holds_itself() -> None:

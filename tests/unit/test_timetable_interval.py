@@ -174,9 +174,24 @@ def test_many_relative_units_are_counted_from_1970() -> None:
     assert [wall.hour for wall in walls] == [6, 12, 18, 0]
 
 
+def test_several_hours_run_in_the_first_pass_of_a_repeated_hour_only() -> None:
+    table = timetable(schedule(timedelta(hours=2), relative=True), zone="Europe/Berlin")
+    assert forwards(table, utc(2026, 10, 24, 22), utc(2026, 10, 25, 3)) == [
+        utc(2026, 10, 25, 0),
+        utc(2026, 10, 25, 3),
+    ]
+
+
+def test_an_hour_or_less_runs_in_both_passes() -> None:
+    table = timetable(schedule(timedelta(hours=1), relative=True), zone="Europe/Berlin")
+    assert forwards(table, utc(2026, 10, 24, 23), utc(2026, 10, 25, 2)) == [
+        utc(2026, 10, 25, hour) for hour in range(3)
+    ]
+
+
 def test_an_anchor_says_which_relative_unit_counts() -> None:
     rule = schedule(timedelta(days=7), relative=True)
-    monday = datetime(2026, 5, 4, 15, 30, tzinfo=ZoneInfo("Europe/Berlin"))
+    monday = datetime(2026, 5, 4, 0, 30, tzinfo=ZoneInfo("Europe/Berlin"))
     table = timetable(rule, zone="Europe/Berlin", anchor=monday)
     slot = table.after(utc(2026, 8, 1))
     assert slot == datetime(2026, 8, 3, tzinfo=ZoneInfo("Europe/Berlin"))

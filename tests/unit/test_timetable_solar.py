@@ -66,6 +66,26 @@ def test_an_event_that_wanders_over_midnight_is_neither_lost_nor_doubled(event: 
         assert all(abs(gap - timedelta(days=1)) < timedelta(minutes=4) for gap in gaps)
 
 
+@pytest.mark.parametrize("event", ["sunrise", "solar_noon", "dusk_civil"])
+def test_an_event_on_the_stroke_of_midnight(event: str) -> None:
+    """Within tenths of a second, one search sees it before midnight and another after it."""
+    midnight, lat, lon = utc(2026, 3, 10), 35.0, 0.0
+    for _ in range(6):
+        # The sun needs four minutes for a degree.
+        slot = timetable(solar(event, lat, lon)).after(midnight - timedelta(hours=12))
+        lon += (slot - midnight).total_seconds() / 240
+        lon = (lon + 180) % 360 - 180
+    for count in range(-15, 16):
+        rule = solar(event, lat, lon + count * 0.02 / 240)
+        window = midnight - timedelta(hours=36), midnight + timedelta(hours=36)
+        slots = forwards(timetable(rule), *window)
+        assert len(slots) == 3
+        assert abs(slots[1] - midnight) < timedelta(seconds=1)
+        assert backwards(timetable(rule), *window) == slots
+        assert timetable(rule).at_or_before(slots[1]) == slots[1]
+        assert timetable(rule).after(slots[1] - timedelta(milliseconds=1)) == slots[1]
+
+
 @pytest.mark.parametrize(("lat", "lon"), [(52.5, 13.4), (69.6, 18.9), (-77.8, 166.6), (35, -174)])
 def test_equal_from_every_start(lat: float, lon: float) -> None:
     rng = random.Random(f"{lat} {lon}")
