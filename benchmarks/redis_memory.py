@@ -22,20 +22,26 @@ from tests.servers.redis8 import Redis8
 BATCH = 500
 STRATEGIES = {"lease": Redis, "stream-id": Redis, "script": Redis, "idmp": Redis8}
 
-#: Bytes for each slot that is remembered, by the layout; and for each entry of a stream.
+#: Bytes for each slot that is remembered, by the layout.
 SLOT = {
-    "lease": 8.3,  # a member of a set of whole numbers, 512 to a key of 140 bytes
+    "lease": 8.3,  # a member of a set of whole numbers; 512 of them share a key of 140 bytes
     "stream-id": 0.0,  # the last ID is all
-    "script": 95.0,  # an entry: 13 digits or 9 bytes, a token of 34, a replica of 20, an instant
+    "script": 87.0,  # the entry itself
     "idmp": 115.0,  # an id in a producer of ten
 }
-ENTRY = 95.0
+#: Bytes of an entry: a token of 34, a replica of 20, two instants of 15 each, the rest of it 3;
+#: with leases state and attempt too.
+ENTRY = {"lease": 100.0, "stream-id": 87.0, "script": 0.0, "idmp": 87.0}
+#: Entries kept with a history of 100; the server trims whole nodes of up to 100.
+ENTRIES = {"lease": 450, "stream-id": 150, "script": 0, "idmp": 154}
+#: Bytes for the keys of a job, its hash and its places in the sets.
+JOB = 2000.0
 
 
-def expected(strategy: str, seconds: int, history: int) -> float:
+def expected(strategy: str, seconds: int) -> float:
     """Return the computed bytes for each job."""
-    kept = {"lease": 4 * history, "stream-id": history, "script": 0, "idmp": history + 4}
-    return SLOT[strategy] * seconds + ENTRY * (min(kept[strategy], 2 * seconds) + 100)
+    entries = min(ENTRIES[strategy], 2 * seconds)
+    return SLOT[strategy] * seconds + ENTRY[strategy] * entries + JOB
 
 
 def batches(jobs: Sequence[str], slots: Sequence[int], by_job: bool) -> Iterator[list[Claim]]:
@@ -76,7 +82,7 @@ def main() -> None:
             before = used(client)
             run(f"{server.url()}?strategy={strategy}", jobs, options.seconds, strategy == "script")
             measured = (used(client) - before) / 1e6
-        computed = expected(strategy, options.seconds, 100) * options.jobs / 1e6
+        computed = expected(strategy, options.seconds) * options.jobs / 1e6
         print(f"{strategy:10} computed {computed:7.1f} MB   measured {measured:7.1f} MB")
 
 
