@@ -190,6 +190,10 @@ class Traits:
         guarantee: in words, how often a slot is dispatched.
         fence: the broker whose final publish commands the store can execute in the same step
             that ends a run, or None; see :meth:`Backend.publish`.
+        shares_broker_connection: whether it can work on the connection that messages go out on,
+            where the broker is the store; see :meth:`Backend.share_connection`.
+        comfortable_slots: how many slots it can well remember at a time, or None where they cost
+            next to nothing.
     """
 
     leases: bool
@@ -201,6 +205,8 @@ class Traits:
     crash: str
     guarantee: str
     fence: Literal["redis"] | None = None
+    shares_broker_connection: bool = False
+    comfortable_slots: int | None = None
 
 
 @dataclass(frozen=True)

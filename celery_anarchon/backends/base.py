@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from celery_anarchon.errors import ConfigurationError
@@ -153,6 +153,17 @@ class Backend(ABC):
         Arguments:
             commands: for each claim, what the broker's transport would send to publish its
                 message.
+        """
+        raise NotImplementedError
+
+    def share_connection(self, connect: Callable[[], Any]) -> None:
+        """Work on the broker's own connection instead of one to :attr:`url`.
+
+        Only where ``traits.shares_broker_connection`` is set, and before anything is asked.
+        An answer that does not come may cost that connection; what was sent on it still arrives.
+
+        Arguments:
+            connect: returns the ``kombu.Connection``, connected, within a bounded time.
         """
         raise NotImplementedError
 

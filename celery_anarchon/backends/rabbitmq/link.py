@@ -1,0 +1,264 @@
+"""One connection, and what claims do on it."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import amqp
+
+from celery_anarchon.backends.rabbitmq.channel import (
+    Answer,
+    Asking,
+    Channel,
+    Declaring,
+    Gate,
+    Refusal,
+)
+from celery_anarchon.backends.rabbitmq.names import nowhere
+
+__all__ = ("Link", "LinkLost", "Refused", "retire")
+
+logger = logging.getLogger(__name__)
+
+#: A broker that says nothing for so long does not answer, seconds.
+PATIENCE = 2.5
+#: A connection that was silent for so long is tried before a claim is sent on it, seconds.
+FRESH = 0.5
+#: A queue that the broker can't find or lock while it is declared is tried so often.
+DECLARES = 4
+
+ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 403, 404, 405, 406
+
+
+class LinkLost(Exception):
+    """The connection can't be used any more; the text says why.
+
+    Attributes:
+        silent: it may be there, but nothing comes.
+    """
+
+    def __init__(self, text: str, *, silent: bool = False) -> None:
+        super().__init__(text)
+        self.silent = silent
+
+
+class Refused(Exception):
+    """The broker's user may not do what claims need."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.text)
+        self.refusal = refusal
+
+
+class Link:
+    """One AMQP connection, perhaps somebody else's too, with two channels for claims.
+
+    An error in the middle of a call leaves replies on the way: the link is then of no more use.
+
+    Attributes:
+        connection: the connection.
+    """
+
+    def __init__(self, connection: amqp.Connection) -> None:
+        self.connection = connection
+        # The connection's own attribute connects again where it has been closed.
+        self._transport = connection.transport
+        self._answers: list[Answer] = []
+        self._asking: Asking | None = None
+        self._declaring: Declaring | None = None
+        self._heard_at = float("-inf")
+        self._busy = False
+        self._blocked = False
+        if connection.on_blocked is None:
+            connection.on_blocked = self._on_blocked
+        if connection.on_unblocked is None:
+            connection.on_unblocked = self._on_unblocked
+
+    @property
+    def usable(self) -> bool:
+        """Whether nothing is known to be wrong with it."""
+        return bool(self.connection.connected) and not self._busy
+
+    def try_out(self) -> None:
+        """Make sure that the broker takes messages here, unless it has just done so.
+
+        A dead connection, or one that an alarm blocks, is found before a claim is sent on it.
+
+        Raises:
+            LinkLost: it does not.
+            Refused: the user may not publish.
+        """
+        if time.monotonic() - self._heard_at < FRESH and self._asking and self._asking.is_open:
+            return
+        (answer,) = self.ask([Gate(nowhere(), "", 0)])
+        if answer is not Answer.MISSING:
+            raise LinkLost("a message that no queue takes was not returned")
+
+    def ask(self, gates: Sequence[Gate]) -> list[Answer]:
+        """Publish to *gates*, and return the answers, in order.
+
+        Raises:
+            LinkLost: not all were answered: see :meth:`heard`.
+            Refused: the user may not publish.
+        """
+        self._answers = []
+        with self._trouble():
+            channel = self._asking = self._opened(self._asking, Asking)
+            if not channel.confirming:
+                channel.request_confirms()
+                self._read(channel, lambda: channel.confirming)
+            self._answers = channel.begin()
+            for gate in gates:
+                channel.publish(gate)
+            self._read(channel, lambda: not channel.pending)
+            if channel.refusal is not None:
+                raise _error(channel.refusal)
+            return self._answers
+
+    def heard(self) -> list[Answer]:
+        """Return the answers of the last :meth:`ask` so far; fewer where not all were sent."""
+        return self._answers
+
+    def declare(self, gates: Sequence[Gate]) -> set[str]:
+        """Declare the queues of *gates*, and return the names of those that are no gates.
+
+        A queue that is there with another ``x-expires`` is a gate too. One that the broker could
+        not make, again and again, is left out; asked, it will be missing.
+
+        Raises:
+            LinkLost: the broker did not answer.
+            Refused: the user may not declare them.
+        """
+        arguments = {gate.queue: _arguments(gate) for gate in gates}
+        tries: Counter[str] = Counter()
+        unfit: set[str] = set()
+        while arguments:
+            refusal = self._declare(arguments)
+            if refusal is None:
+                break
+            first = next(iter(arguments))
+            tries[first] += 1
+            if refusal.code == PRECONDITION_FAILED:
+                if "'x-expires'" not in refusal.text:
+                    unfit.add(first)
+                del arguments[first]
+            elif refusal.code not in {NOT_FOUND, RESOURCE_LOCKED}:
+                raise _error(refusal)
+            elif tries[first] >= DECLARES:
+                del arguments[first]
+        return unfit
+
+    def delete(self, queue: str) -> None:
+        """Delete a queue, without waiting for it."""
+        with self._trouble():
+            channel = self._declaring = self._opened(self._declaring, Declaring)
+            channel.delete(queue)
+
+    def _declare(self, arguments: dict[str, Mapping[str, Any]]) -> Refusal | None:
+        """Declare queues; drop those that are there from *arguments*, up to the one refused."""
+        with self._trouble():
+            channel: Declaring = self._opened(self._declaring, Declaring)
+            self._declaring = channel
+            channel.expected.clear()
+            for queue, wanted in arguments.items():
+                channel.declare(queue, wanted)
+            self._read(channel, lambda: not channel.expected)
+            for queue in list(arguments)[: len(arguments) - len(channel.expected)]:
+                del arguments[queue]
+            return channel.refusal
+
+    def _opened(self, channel: Any, kind: type[Any]) -> Any:
+        """Return *channel*, or a new one where the broker has closed it."""
+        if channel is not None and channel.refusal is None:
+            return channel
+        opened = kind(self.connection)
+        opened.request_open()
+        self._read(opened, lambda: opened.is_open)
+        return opened
+
+    def _read(self, channel: Channel, done: Callable[[], bool]) -> None:
+        """Read what the broker sends until *done*, or until it closes *channel*."""
+        heard, until = channel.heard, time.monotonic() + PATIENCE
+        while not done() and channel.refusal is None:
+            self._read_frame(until - time.monotonic())
+            if channel.wrong is not None:
+                raise LinkLost(channel.wrong)
+            if channel.heard != heard:
+                heard, until = channel.heard, time.monotonic() + PATIENCE
+        self._heard_at = time.monotonic()
+
+    def _read_frame(self, wait: float) -> None:
+        try:
+            if wait <= 0:
+                raise TimeoutError
+            with self._transport.having_timeout(wait):
+                frame = self._transport.read_frame()
+            self.connection.on_inbound_frame(frame)
+        except TimeoutError:
+            blocked = ": it blocks publishers, by a memory or disk alarm" if self._blocked else ""
+            raise LinkLost(f"no answer within {PATIENCE:g} s{blocked}", silent=True) from None
+        except amqp.ChannelError as exc:
+            # Of somebody else's channel: claims have some that do not raise.
+            logger.warning("anarchon: the broker refused a message: %s", exc)
+
+    @contextmanager
+    def _trouble(self) -> Iterator[None]:
+        """Give every wait on the connection an end, and turn what it raises into LinkLost."""
+        self._busy = True
+        try:
+            if not self.connection.connected:
+                raise LinkLost("the connection was closed")
+            with self._transport.having_timeout(PATIENCE):
+                yield
+        except (LinkLost, Refused):
+            raise
+        except Exception as exc:
+            # py-amqp raises AttributeError and the like where another one closes the connection.
+            raise LinkLost(f"{type(exc).__name__}: {exc}") from exc
+        self._busy = False
+
+    def _on_blocked(self, *_: Any) -> None:
+        self._blocked = True
+
+    def _on_unblocked(self, *_: Any) -> None:
+        self._blocked = False
+
+
+def retire(connection: amqp.Connection) -> socket.socket | None:
+    """Let go of *connection*; return its socket, half closed, whose end has all that was sent.
+
+    What was sent before, perhaps by somebody else, is lost where a socket is closed while
+    replies are on the way. This one is to be closed later.
+    """
+    kept = None
+    if connection.connected:
+        transport = connection.transport
+        kept, transport.sock = transport.sock, None
+        transport.connected = False
+    connection.collect()
+    if kept is not None:
+        with suppress(OSError):
+            kept.shutdown(socket.SHUT_WR)
+    return kept
+
+
+def _arguments(gate: Gate) -> Mapping[str, Any]:
+    return {
+        # A quorum queue holds more than its length, and a virtual host may make it the default.
+        "x-queue-type": "classic",
+        "x-max-length": 1,
+        "x-overflow": "reject-publish",
+        "x-expires": gate.expires,
+    }
+
+
+def _error(refusal: Refusal) -> Exception:
+    if refusal.code == ACCESS_REFUSED:
+        return Refused(refusal)
+    return LinkLost(f"{refusal.code} {refusal.text}")
