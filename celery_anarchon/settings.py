@@ -129,8 +129,13 @@ class Settings:
 
     def open_backend(self) -> Backend:
         """Return the backend, not yet connected."""
+        policies = [self.default, *self.entries.values()]
         return backend_class(self.url)(
-            self.url, prefix=self.prefix, instance=self.instance, history=self.history
+            self.url,
+            prefix=self.prefix,
+            instance=self.instance,
+            history=self.history,
+            keep=max(policy.keep + policy.splay for policy in policies),
         )
 
 

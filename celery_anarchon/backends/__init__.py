@@ -24,6 +24,8 @@ EXTRAS = {
     "sentinel": ("redis", "redis"),
     "redis-cluster": ("redis", "redis"),
     "rediss-cluster": ("redis", "redis"),
+    "nats": ("nats", "nats"),
+    "tls": ("nats", "nats"),
 }
 
 

@@ -29,6 +29,8 @@ __all__ = ("EARLY_TOLERANCE_MS", "Backend", "blot")
 EARLY_TOLERANCE_MS = 100
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+#: Schemes in whose URLs a user without a password is a token.
+_TOKEN_SCHEMES = frozenset({"nats", "tls"})
 
 
 def blot(url: str) -> str:
@@ -42,6 +44,8 @@ def blot(url: str) -> str:
     userinfo, at, rest = rest.rpartition("@")
     if at and ":" in userinfo:
         userinfo = userinfo.partition(":")[0] + ":**"
+    elif at and scheme.lower() in _TOKEN_SCHEMES:
+        userinfo = "**"
     host, slash, tail = rest.partition("/")
     path, question, query = tail.partition("?")
     if question:
@@ -53,7 +57,7 @@ def blot(url: str) -> str:
 
 
 #: The options that every backend takes.
-COMMON_OPTIONS = frozenset({"prefix", "instance", "history"})
+COMMON_OPTIONS = frozenset({"prefix", "instance", "history", "keep"})
 
 
 def refuse_options(
@@ -90,6 +94,8 @@ class Backend(ABC):
         prefix: first part of every key, table, queue or subject.
         instance: this replica's name, written into the history.
         history: how many runs of each job :meth:`runs` can tell at least.
+        keep: the longest ``keep`` of the claims to come, seconds: for a store that has to be set
+            up for it. Others go by each claim.
 
     A subclass takes further options as it needs; an unknown one is a ``ConfigurationError``.
     """
@@ -106,11 +112,13 @@ class Backend(ABC):
         prefix: str = "cron",
         instance: str = "",
         history: int = 100,
+        keep: float = 7200.0,
     ) -> None:
         self.url = url
         self.prefix = prefix
         self.instance = instance
         self.history = history
+        self.keep = keep
 
     @property
     def leases(self) -> bool:

@@ -113,6 +113,49 @@ def redis_once_killed(strategy: str, server_name: str = "redis") -> Callable[...
     return store
 
 
+def rabbitmq(server_name: str) -> Callable[..., Iterator[Store]]:
+    """Make the fixture of a RabbitMQ that the whole session shares."""
+
+    def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+        with Store(request.getfixturevalue(f"{server_name}_server").url()) as opened:
+            yield opened
+
+    return store
+
+
+def rabbitmq_restarted(server_name: str) -> Callable[..., Iterator[Store]]:
+    """Make the fixture of a RabbitMQ that is stopped and started again."""
+
+    def store() -> Iterator[Store]:
+        server: Any = server_class(server_name)()
+        with server, Store(server.url(), restart=server.restart) as opened:
+            yield opened
+
+    return store
+
+
+#: Longer than any keep in the contract.
+NATS_OPTIONS = {"keep": 14_400.0}
+
+
+def nats(nats_server: Any) -> Iterator[Store]:
+    with Store(nats_server.url(), options=NATS_OPTIONS) as store:
+        yield store
+
+
+def nats_restarted() -> Iterator[Store]:
+    server: Any = server_class("nats")()
+    with server, Store(server.url(), restart=server.restart, options=NATS_OPTIONS) as store:
+        yield store
+
+
+def nats_killed() -> Iterator[Store]:
+    server: Any = server_class("nats")()
+    hard = Store(server.url(), restart=lambda: server.restart(hard=True), options=NATS_OPTIONS)
+    with server, hard as store:
+        yield store
+
+
 LEASES = (LeaseContract, LeaseRaceContract, KillContract, ModelContract)
 
 #: Claims without leases, whose store knows the jobs and their latest runs.
@@ -158,4 +201,12 @@ STORES = {
     "redis_stream_id_killed": Row(redis_once_killed("stream-id"), (RestartContract,), ("redis",)),
     "redis_script_killed": Row(redis_once_killed("script"), (RestartContract,), ("redis",)),
     "redis8_idmp_killed": Row(redis_once_killed("idmp", "redis8"), (RestartContract,), ("redis8",)),
+    "nats": Row(nats, (*ONCE, RaceContract)),
+    "nats_restarted": Row(nats_restarted, (RestartContract,), ("nats",)),
+    "nats_killed": Row(nats_killed, (RestartContract,), ("nats",)),
+    # It recognises no claim of its own, and remembers nothing but what is taken.
+    "rabbitmq": Row(rabbitmq("rabbitmq"), (ClaimOnlyContract, RaceContract), ("rabbitmq",)),
+    "rabbitmq4": Row(rabbitmq("rabbitmq4"), (ClaimOnlyContract, RaceContract), ("rabbitmq4",)),
+    "rabbitmq_restarted": Row(rabbitmq_restarted("rabbitmq"), (RestartContract,), ("rabbitmq",)),
+    "rabbitmq4_restarted": Row(rabbitmq_restarted("rabbitmq4"), (RestartContract,), ("rabbitmq4",)),
 }
