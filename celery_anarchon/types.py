@@ -55,7 +55,7 @@ class Outcome(str, Enum):
 class Published(str, Enum):
     """What became of a message that the store was to publish."""
 
-    #: It was sent, and its run is done.
+    #: It was sent, and its run is done, or queued.
     SENT = "sent"
     #: The token does not hold the run any more: nothing was sent.
     LOST = "lost"
@@ -69,7 +69,10 @@ class Published(str, Enum):
 class RunState(str, Enum):
     """Where a run stands in the history."""
 
+    #: A replica is about to send its message, or a worker has begun it.
     RUNNING = "running"
+    #: Its message was sent, and waits for a worker.
+    QUEUED = "queued"
     RELEASED = "released"
     DONE = "done"
     FAILED = "failed"
@@ -84,7 +87,8 @@ class RunState(str, Enum):
 class Claim:
     """One question to the store: may I have this run?
 
-    The same object later proves the right to renew or finish the run.
+    The same object later proves the right to renew, queue or finish the run. A worker proves its
+    own by the token and the *leg* that its message carries.
 
     Attributes:
         job: name of the ``beat_schedule`` entry; any text.
@@ -97,6 +101,10 @@ class Claim:
         keep: how long the store must remember that the slot was taken, seconds from the slot.
         after: for chained schedules: win a new run only while the end of the job's chain
             (its last slot, or the instant from which its schedule counts) is this one, ms.
+        wait: how long the run may wait in a queue for a worker, seconds; None where it is done as
+            soon as its message is sent.
+        leg: who holds the run: 0 the replica that claimed it, n the n-th worker that began it, in
+            the same attempt (its retries + 1).
     """
 
     job: str
@@ -109,6 +117,8 @@ class Claim:
     overlap: Overlap = "allow"
     keep: float = 7200.0
     after: int | None = None
+    wait: float | None = None
+    leg: int = 0
 
 
 @dataclass(frozen=True)
@@ -158,6 +168,8 @@ class Run:
         token: token of the latest attempt.
         claimed: when the latest attempt was claimed, ms by the store's clock.
         finished: when it ended, ms by the store's clock, or None while it has not.
+        worker: the worker that began the latest attempt last, or ``""``.
+        started: when that worker began it, ms by the store's clock, or None.
     """
 
     job: str
@@ -168,6 +180,8 @@ class Run:
     token: str = ""
     claimed: int = 0
     finished: int | None = None
+    worker: str = ""
+    started: int | None = None
 
     @property
     def lateness(self) -> float:

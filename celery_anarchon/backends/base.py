@@ -150,11 +150,40 @@ class Backend(ABC):
         """
         return [False] * len(claims)
 
+    def queue(self, claims: Sequence[Claim], *, again: bool = False) -> list[bool]:
+        """Say of each run that its message is in a queue: it is alive for the claim's ``wait``.
+
+        Told after the publish: it may come after :meth:`confirm`, which the message has overtaken.
+        False means no longer yours, or begun by a worker already: nothing was written.
+
+        Arguments:
+            again: the queue will deliver the message of this very leg once more (a worker rejected
+                it), rather than one of the next leg (the first message, or that of a retry).
+        """
+        return [False] * len(claims)
+
+    def confirm(
+        self, claims: Sequence[Claim], *, worker: str, lease: float, mark: str
+    ) -> list[bool]:
+        """Let a worker begin each run, as the claim's ``leg``, for *lease* seconds.
+
+        A leg of an attempt is begun once, and none that is earlier after it. So False means that
+        the message is a second copy, or stale: another attempt has the run, or it ended. Nothing
+        was written then.
+
+        Arguments:
+            worker: its name, for the history.
+            mark: random, new for each message that a worker takes up; recognises this very
+                question sent again.
+        """
+        return [False] * len(claims)
+
     def publish(
         self, claims: Sequence[Claim], commands: Sequence[Sequence[Sequence[Any]]]
     ) -> list[Published]:
         """End each run as done and execute its *commands*, in one step, if the token still holds.
 
+        A run whose claim has a ``wait`` is not done by it, but queued.
         Only where ``traits.fence`` is set. Asking again after an error is safe: what was sent
         is ``lost`` the second time.
 
@@ -182,10 +211,11 @@ class Backend(ABC):
     def expired(self, limit: int = 1000) -> list[Run]:
         """Return runs that any replica may take over, oldest lease first, at most *limit*.
 
-        They are ``running`` with a lease that ran out, or ``released``. A run that has no attempt
-        left, a released one that is older than its ``max_late``, and one that is older than its
-        ``keep``, is marked ``interrupted`` by this call and returned once, by this call to this
-        caller alone, in that state.
+        They are ``running`` with a lease that ran out, ``queued`` for longer than their ``wait``,
+        or ``released``. A run that has no attempt left, a released one that is older than its
+        ``max_late``, one that is older than its ``keep``, and a queued one of a job of which no
+        worker ever confirmed any run, is marked ``interrupted`` by this call and returned once, by
+        this call to this caller alone, in that state.
         """
         return []
 

@@ -68,6 +68,18 @@ class MemoryBackend(Backend):
             ledger = self._at_now()
             return [ledger.finish(claim, state) for claim in claims]
 
+    def queue(self, claims: Sequence[Claim], *, again: bool = False) -> list[bool]:
+        with self._lock:
+            ledger = self._at_now()
+            return [ledger.queue(claim, again=again) for claim in claims]
+
+    def confirm(
+        self, claims: Sequence[Claim], *, worker: str, lease: float, mark: str
+    ) -> list[bool]:
+        with self._lock:
+            ledger = self._at_now()
+            return [ledger.confirm(claim, worker, lease, mark) for claim in claims]
+
     def expired(self, limit: int = 1000) -> list[Run]:
         with self._lock:
             return self._at_now().expired(limit)

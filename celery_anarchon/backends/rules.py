@@ -16,7 +16,9 @@ from celery_anarchon.types import Claim, FinalState, JobState, Outcome, Run, Run
 
 __all__ = ("JobRow", "Ledger", "RunRow", "milliseconds")
 
-LIVE = frozenset({RunState.RUNNING, RunState.RELEASED})
+#: Somebody holds the run, as long as its lease lasts.
+HELD = frozenset({RunState.RUNNING, RunState.QUEUED})
+LIVE = HELD | {RunState.RELEASED}
 
 
 def milliseconds(seconds: float) -> int:
@@ -31,6 +33,7 @@ class JobRow:
     Attributes:
         floor: runs at or before this slot may have been forgotten, so nobody wins them any more.
         wins: how many runs were won, which tells when to prune.
+        confirmed: when a worker first confirmed a run of it, or None: perhaps none ever will.
     """
 
     job: str
@@ -40,6 +43,7 @@ class JobRow:
     last_slot: int | None = None
     floor: int = 0
     wins: int = 0
+    confirmed: int | None = None
 
     @property
     def chain_end(self) -> int:
@@ -52,10 +56,13 @@ class RunRow:
     """One run; instants in ms by the store's clock.
 
     Attributes:
-        lease_until: last instant of the lease; where the run is released, when it was released.
+        lease_until: last instant of the lease, or of the wait in a queue; where the run is
+            released, when it was released.
         attempts: how many attempts it may have.
         late_at: last instant at which a released run may be claimed again.
         forget_at: last instant at which it must be remembered.
+        leg: 0 until a worker begins the attempt, then counted on with each retry.
+        mark: of the question by which the worker began this leg.
     """
 
     job: str
@@ -70,10 +77,18 @@ class RunRow:
     replica: str
     claimed: int
     finished: int | None = None
+    worker: str = ""
+    started: int | None = None
+    leg: int = 0
+    mark: str = ""
 
     def holds(self, now: int) -> bool:
         """Whether the lease is alive at *now*."""
-        return self.state is RunState.RUNNING and self.lease_until >= now
+        return self.state in HELD and self.lease_until >= now
+
+    def is_claim_sent_again(self, claim: Claim) -> bool:
+        """Whether the replica that *claim* is of has the run, and its message is not sent yet."""
+        return self.state is RunState.RUNNING and self.leg == 0 and self.token == claim.token
 
     def told(self) -> Run:
         """Return the run as the history tells it."""
@@ -86,12 +101,14 @@ class RunRow:
             self.token,
             self.claimed,
             self.finished,
+            self.worker,
+            self.started,
         )
 
 
 def known_without_writing(claim: Claim, run: RunRow | None, now: int) -> Verdict | None:
     """Return the verdict where the run alone decides it and nothing has to be written."""
-    if run is None or (run.state is RunState.RUNNING and run.token == claim.token):
+    if run is None or run.is_claim_sent_again(claim):
         return None
     if run.state is RunState.SKIPPED:
         return Verdict(Outcome.OVERLAP, run.attempt)
@@ -139,14 +156,14 @@ class Ledger:
         known = known_without_writing(claim, run, self.now)
         if known is not None:
             return known
-        if run.state is RunState.RUNNING and run.token == claim.token:
+        if run.is_claim_sent_again(claim):
             return self._win(claim, run.attempt)
         if run.state is RunState.RELEASED:
             if self.now > run.late_at:
                 self._end(run, RunState.INTERRUPTED)
                 return Verdict(Outcome.LATE, run.attempt)
             return self._win(claim, run.attempt)
-        if run.attempt >= claim.attempts:
+        if run.attempt >= claim.attempts or self._in_vain(run):
             self._end(run, RunState.INTERRUPTED)
             return Verdict(Outcome.DONE, run.attempt)
         return self._win(claim, run.attempt + 1)
@@ -166,6 +183,34 @@ class Ledger:
         if run is None:
             return False
         self._end(run, RunState(state))
+        return True
+
+    def queue(self, claim: Claim, *, again: bool = False) -> bool:
+        """Say that the message of the run's next leg, or of this one *again*, is in a queue."""
+        run = self._mine(claim)
+        if run is None:
+            return False
+        run.state = RunState.QUEUED
+        run.leg = claim.leg - again
+        run.lease_until = self.now + milliseconds(claim.wait or 0)
+        self._touch(run)
+        return True
+
+    def confirm(self, claim: Claim, worker: str, lease: float, mark: str) -> bool:
+        """Let a worker begin the leg of *claim*, if the attempt is its, and no later leg begun."""
+        run = self.run(claim)
+        if run is None or run.state not in HELD or run.token != claim.token:
+            return False
+        if run.leg >= claim.leg and (run.leg, run.mark) != (claim.leg, mark):
+            return False
+        run.state, run.leg, run.mark = RunState.RUNNING, claim.leg, mark
+        run.worker, run.started = worker, self.now
+        run.lease_until = self.now + milliseconds(lease)
+        self._touch(run)
+        job = self.jobs.setdefault(claim.job, JobRow(claim.job))
+        if job.confirmed is None:
+            job.confirmed = self.now
+            self.touched_jobs.add(claim.job)
         return True
 
     def register(self, job: str, fingerprint: str) -> JobState:
@@ -189,7 +234,7 @@ class Ledger:
         found.sort(key=lambda run: run.lease_until)
         del found[limit:]
         for run in found:
-            if over(run, self.now):
+            if over(run, self.now) or self._in_vain(run):
                 self._end(run, RunState.INTERRUPTED)
         return [run.told() for run in found]
 
@@ -208,6 +253,11 @@ class Ledger:
             self._write(claim, attempt=0, state=RunState.SKIPPED)
             return Verdict(Outcome.OVERLAP)
         return self._win(claim, 1)
+
+    def _in_vain(self, run: RunRow) -> bool:
+        """Whether the run waited in a queue, and no worker is known to confirm any of its job."""
+        job = self.jobs.get(run.job)
+        return run.state is RunState.QUEUED and (job is None or job.confirmed is None)
 
     def _another_lives(self, claim: Claim) -> bool:
         return any(
@@ -238,9 +288,9 @@ class Ledger:
 
     def _mine(self, claim: Claim) -> RunRow | None:
         run = self.run(claim)
-        if run is None or run.state is not RunState.RUNNING or run.token != claim.token:
+        if run is None or run.state not in HELD:
             return None
-        return run
+        return run if (run.token, run.leg) == (claim.token, claim.leg) else None
 
     def _end(self, run: RunRow, state: RunState) -> None:
         run.state = state

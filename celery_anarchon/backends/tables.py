@@ -55,10 +55,13 @@ ENCODED_PREFIX = 48
 _LARGEST = 2**63 - 1
 
 #: The columns of the two tables, in schema order.
-JOB_COLUMNS = ("job", "name", "first_seen", "since", "fingerprint", "last_slot", "floor", "wins")
+JOB_COLUMNS = (
+    *("job", "name", "first_seen", "since", "fingerprint", "last_slot", "floor", "wins"),
+    "confirmed",
+)
 RUN_COLUMNS = (
     *("job", "slot", "state", "attempt", "token", "lease_until", "attempts", "late_at"),
-    *("forget_at", "replica", "claimed", "finished"),
+    *("forget_at", "replica", "claimed", "finished", "worker", "started", "leg", "mark"),
 )
 
 
@@ -119,8 +122,8 @@ def bounded(number: int) -> int:
 
 def job_row(name: str, columns: Sequence[Any]) -> JobRow:
     """Return the row of the job *name* from its columns after job and name, in schema order."""
-    first_seen, since, fingerprint, last_slot, floor, wins = columns
-    return JobRow(name, first_seen, since, told(fingerprint), last_slot, floor, wins)
+    first_seen, since, fingerprint, last_slot, floor, wins, confirmed = columns
+    return JobRow(name, first_seen, since, told(fingerprint), last_slot, floor, wins, confirmed)
 
 
 def job_values(row: JobRow) -> tuple[Any, ...]:
@@ -135,12 +138,14 @@ def job_values(row: JobRow) -> tuple[Any, ...]:
         row.last_slot,
         row.floor,
         row.wins,
+        row.confirmed,
     )
 
 
 def run_row(name: str, columns: Sequence[Any]) -> RunRow:
     """Return the run of the job *name* from its columns after job, in schema order."""
-    slot, state, attempt, token, lease, attempts, late, forget, replica, claimed, finished = columns
+    slot, state, attempt, token, lease, attempts, late, forget, replica, *rest = columns
+    claimed, finished, worker, started, leg, mark = rest
     return RunRow(
         name,
         slot,
@@ -154,6 +159,10 @@ def run_row(name: str, columns: Sequence[Any]) -> RunRow:
         told(replica),
         claimed,
         finished,
+        told(worker),
+        started,
+        leg,
+        told(mark),
     )
 
 
@@ -177,6 +186,10 @@ def run_values(run: RunRow) -> tuple[Any, ...]:
         stored(run.replica),
         run.claimed,
         run.finished,
+        stored(run.worker),
+        run.started,
+        bounded(run.leg),
+        stored(run.mark),
     )
 
 
@@ -187,7 +200,7 @@ class Question:
     Attributes:
         runs: the runs, (job, slot); their jobs too.
         jobs: further jobs.
-        alive: jobs of which all running runs are needed.
+        alive: jobs of which all running and queued runs are needed.
         creates: whether the jobs may be new to the store.
     """
 
@@ -242,9 +255,32 @@ class TablesBackend(Backend):
             ],
         )
 
+    def queue(self, claims: Sequence[Claim], *, again: bool = False) -> list[bool]:
+        if not claims:
+            return []
+        return self._decide(
+            Question(_keys(claims)),
+            lambda ledger, unsure: [
+                ledger.queue(claim, again=again)
+                or (unsure is not None and _queued_by(claim, again, ledger))
+                for claim in claims
+            ],
+        )
+
+    def confirm(
+        self, claims: Sequence[Claim], *, worker: str, lease: float, mark: str
+    ) -> list[bool]:
+        if not claims:
+            return []
+        return self._decide(
+            Question(_keys(claims)),
+            lambda ledger, _: [ledger.confirm(claim, worker, lease, mark) for claim in claims],
+        )
+
     def expired(self, limit: int = 1000) -> list[Run]:
         found, now = self._read_expired(limit)
-        ledger = Ledger(now)
+        waited = {run.job for run in found if run.state is RunState.QUEUED}
+        ledger = Ledger(now, jobs=self._read_jobs(waited) if waited else {})
         ledger.add(found)
         answer = ledger.expired(limit)
         if not ledger.touched_runs:
@@ -308,6 +344,16 @@ def _ended_by(claim: Claim, state: FinalState, ledger: Ledger) -> bool:
     """Whether the run is in the *state* into which an earlier try of this call put it."""
     run = ledger.run(claim)
     return run is not None and run.token == claim.token and run.state.value == state
+
+
+def _queued_by(claim: Claim, again: bool, ledger: Ledger) -> bool:
+    """Whether the run is in the queue into which an earlier try of this call put it."""
+    run = ledger.run(claim)
+    return (
+        run is not None
+        and (run.token, run.leg) == (claim.token, claim.leg - again)
+        and run.state is RunState.QUEUED
+    )
 
 
 def _interrupted_by(unsure: Ledger | None, ledger: Ledger) -> list[Run]:

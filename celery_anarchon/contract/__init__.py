@@ -20,6 +20,7 @@ The classes, from what all stores promise to what only some do:
 ``ResendContract``       a claim sent again is recognised by its token
 ``JobMemoryContract``    first-seen, last slots and chains
 ``HistoryContract``      the latest runs
+``WorkerContract``       runs that wait for a worker, and end with it
 ``LeaseContract``        all of the above, with leases
 ``RaceContract``         the first two among many processes
 ``LeaseRaceContract``    the same, with take-overs
@@ -34,7 +35,7 @@ A store lists what it promises; nothing is skipped.
 import pytest
 
 # What a test compares is shown only for modules that pytest knew before they were imported.
-for _name in ("asking", "claims", "history", "jobs", "leases", "model", "races"):
+for _name in ("asking", "claims", "history", "jobs", "leases", "model", "races", "workers"):
     pytest.register_assert_rewrite(f"{__name__}.{_name}")
 
 from celery_anarchon.contract.claims import (  # noqa: E402
@@ -55,6 +56,7 @@ from celery_anarchon.contract.races import (  # noqa: E402
     RestartContract,
 )
 from celery_anarchon.contract.store import Address, Store  # noqa: E402
+from celery_anarchon.contract.workers import WorkerContract  # noqa: E402
 
 __all__ = (
     "ODD_NAMES",
@@ -72,4 +74,5 @@ __all__ = (
     "ResendContract",
     "RestartContract",
     "Store",
+    "WorkerContract",
 )

@@ -8,18 +8,21 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from celery_anarchon.backends import Backend
-from celery_anarchon.types import Claim, Outcome, Run
+from celery_anarchon.types import Claim, Outcome, Run, Verdict
 
 __all__ = (
     "again",
     "ask",
+    "begin",
     "by_slot",
     "lapse",
+    "only_run",
     "outcomes",
     "question",
     "rivals",
     "taken",
     "wait_past",
+    "won",
 )
 
 
@@ -70,3 +73,21 @@ def wait_past(backend: Backend, instant: int) -> None:
     """Sleep until the store's clock has passed *instant*, ms."""
     while (ahead := instant - backend.now()) >= 0:
         time.sleep((ahead + 1) / 1000)
+
+
+def won(attempt: int) -> Verdict:
+    """Return the verdict of the winner of an attempt."""
+    return Verdict(Outcome.WON, attempt)
+
+
+def begin(backend: Backend, job: str = "job", behind: int = 1000, **terms: Any) -> Claim:
+    """Win a run whose slot was *behind* ms ago."""
+    claim = question(job, backend.now() - behind, **terms)
+    assert backend.claim([claim]) == [won(1)]
+    return claim
+
+
+def only_run(backend: Backend, job: str = "job") -> Run:
+    """Return the one run of a job."""
+    (run,) = backend.runs(job)
+    return run

@@ -9,19 +9,23 @@ from celery_anarchon.backends import Backend
 from celery_anarchon.contract.asking import (
     again,
     ask,
+    begin,
     by_slot,
     lapse,
+    only_run,
     outcomes,
     question,
     rivals,
     wait_past,
+    won,
 )
 from celery_anarchon.contract.claims import ClaimContract, ResendContract
 from celery_anarchon.contract.history import HistoryContract
 from celery_anarchon.contract.jobs import JobMemoryContract
 from celery_anarchon.contract.names import ODD_NAMES
 from celery_anarchon.contract.store import Store
-from celery_anarchon.types import Claim, FinalState, Outcome, Run, RunState, Verdict
+from celery_anarchon.contract.workers import WorkerContract
+from celery_anarchon.types import Claim, FinalState, Outcome, RunState, Verdict
 
 __all__ = ("LeaseContract",)
 
@@ -29,24 +33,6 @@ WON, RUNNING, DONE = Outcome.WON, Outcome.RUNNING, Outcome.DONE
 LATE, OVERLAP = Outcome.LATE, Outcome.OVERLAP
 
 ENDS: tuple[FinalState, ...] = ("done", "failed", "released")
-
-
-def won(attempt: int) -> Verdict:
-    """Return the verdict of the winner of an attempt."""
-    return Verdict(WON, attempt)
-
-
-def begin(backend: Backend, job: str = "job", behind: int = 1000, **terms: Any) -> Claim:
-    """Win a run whose slot was *behind* ms ago."""
-    claim = question(job, backend.now() - behind, **terms)
-    assert backend.claim([claim]) == [won(1)]
-    return claim
-
-
-def only_run(backend: Backend, job: str = "job") -> Run:
-    """Return the one run of a job."""
-    (run,) = backend.runs(job)
-    return run
 
 
 class TakeoverContract:
@@ -705,6 +691,8 @@ class RememberContract:
         interrupted = begin(backend, "interrupted", attempts=1)
         lapse(backend, interrupted)
         assert len(backend.expired()) == 2
+        queued = begin(backend, "queued", wait=60.0)
+        assert backend.queue([queued]) == [True]
         told = {run.job: run.state for run in reversed(backend.runs())}
         assert told == {state.value: state for state in RunState}
         assert [run.finished for run in backend.runs("running")] == [None]
@@ -727,6 +715,7 @@ class LeaseContract(
     ExpiredContract,
     OverlapContract,
     RememberContract,
+    WorkerContract,
     ResendContract,
     HistoryContract,
     JobMemoryContract,

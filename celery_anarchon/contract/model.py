@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from celery_anarchon.backends import Backend, open_backend
@@ -63,7 +64,7 @@ class Comparison:
 
     def run(self) -> None:
         """Do all steps."""
-        operations = [self.claim] * 6 + [self.renew, self.finish] * 3
+        operations = [self.claim] * 6 + [self.renew, self.finish, self.queue, self.confirm] * 3
         operations += [self.expired, self.register, self.last_slots, self.runs]
         for _ in range(STEPS):
             self.chance.choice(operations)(self.chance.choice(self.replicas))
@@ -107,6 +108,20 @@ class Comparison:
         self._note("finish", pair, state, batch)
         self._same(pair.store.finish(batch, state), pair.model.finish(batch, state))
 
+    def queue(self, pair: Pair) -> None:
+        """Say that some messages are in a queue."""
+        again = self.chance.random() < 0.2
+        batch = self._some()
+        self._note("queue", pair, again, batch)
+        self._same(pair.store.queue(batch, again=again), pair.model.queue(batch, again=again))
+
+    def confirm(self, pair: Pair) -> None:
+        """Let a worker begin some of the runs, perhaps by a question that was sent before."""
+        batch = [replace(claim, leg=max(claim.leg, 1)) for claim in self._some()]
+        by: Any = {"worker": "w", "lease": 3600.0, "mark": self.chance.choice(("m1", "m2", "m3"))}
+        self._note("confirm", pair, by, batch)
+        self._same(pair.store.confirm(batch, **by), pair.model.confirm(batch, **by))
+
     def expired(self, pair: Pair) -> None:
         """Compare what is to be taken over."""
         self._note("expired", pair)
@@ -145,7 +160,8 @@ class Comparison:
 
     def _some(self) -> list[Claim]:
         recent = self.claims[-40:]
-        return self.chance.sample(recent, min(len(recent), self.chance.randint(0, 5)))
+        some = self.chance.sample(recent, min(len(recent), self.chance.randint(0, 5)))
+        return [replace(one, leg=self.chance.choice((0, 0, 1, 1, 2)), wait=3600.0) for one in some]
 
     def _ends(self, pair: Pair, job: str) -> tuple[int, int]:
         """Return the end of the job's chain in the store, and in the model."""
@@ -163,6 +179,9 @@ class Comparison:
 def told(runs: Iterable[Run]) -> list[tuple[Any, ...]]:
     """Return what two stores must tell alike, in one order."""
     return sorted(
-        (run.slot, run.job, run.attempt, run.state.value, run.replica, run.token, not run.finished)
+        (
+            *(run.slot, run.job, run.attempt, run.state.value, run.replica, run.token),
+            *(not run.finished, run.worker, run.started is None),
+        )
         for run in runs
     )

@@ -7,6 +7,7 @@ import random
 import re
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -177,6 +178,22 @@ def test_asking_again_sends_nothing_twice(redis_url: str) -> None:
 
     with redis.Redis.from_url(redis_url, decode_responses=True) as client:
         assert sorted(client.lrange("queue", 0, -1)) == ["message 0", "message 2"]
+
+
+def test_what_waits_for_a_worker_is_queued_by_the_publish(redis_url: str) -> None:
+    with open_backend(redis_url) as backend, open_backend(redis_url) as other:
+        slot = backend.now()
+        claims = [Claim("job", slot - n, f"token-{n}", wait=60.0 if n else None) for n in range(3)]
+        assert all(verdict.won for verdict in backend.claim(claims))
+        commands = [[("LPUSH", "queue", f"message {n}")] for n in range(3)]
+        sent, lost = Published.SENT, Published.LOST
+        assert backend.publish(claims, commands) == [sent, sent, sent]
+        states = {run.slot: str(run.state) for run in backend.runs("job")}
+        assert states == {slot: "done", slot - 1: "queued", slot - 2: "queued"}
+        assert backend.publish(claims, commands) == [lost, lost, lost]
+        begun = replace(claims[1], leg=1)
+        assert other.confirm([begun], worker="w", lease=30.0, mark="m") == [True]
+        assert backend.publish(claims[1:2], commands[:1]) == [lost]
 
 
 KILLS = 12

@@ -12,13 +12,14 @@ __all__ = ("ENTRIES_PER_RUN", "Entry", "entries_for", "folded")
 #: ID and fields.
 Entry = tuple[bytes, Mapping[bytes, bytes]]
 
-#: Entries kept per run that the history must be able to tell: three attempts and an end.
-ENTRIES_PER_RUN = 4
+#: Entries kept per run that the history must be able to tell: three attempts and an end, or with
+#: workers that confirm: claimed, queued, begun, a retry, and an end.
+ENTRIES_PER_RUN = 6
 
 #: Runs that change while others begin are interleaved with them; so much is read beyond.
 INTERLEAVED = 100
 
-UNFINISHED = frozenset({RunState.RUNNING, RunState.RELEASED})
+UNFINISHED = frozenset({RunState.RUNNING, RunState.QUEUED, RunState.RELEASED})
 
 
 def entries_for(limit: int) -> int:
@@ -43,6 +44,7 @@ def folded(job: str, entries: Iterable[Entry]) -> list[Run]:
 def _told(job: str, slot: bytes, entry_id: bytes, fields: Mapping[bytes, bytes]) -> Run:
     state = RunState(fields.get(b"state", b"running").decode())
     changed = int(entry_id.partition(b"-")[0])
+    started = fields.get(b"started")
     return Run(
         job,
         int(slot),
@@ -52,4 +54,6 @@ def _told(job: str, slot: bytes, entry_id: bytes, fields: Mapping[bytes, bytes])
         decoded(fields[b"token"]),
         int(fields[b"claimed"]),
         None if state in UNFINISHED else changed,
+        decoded(fields.get(b"worker", b"")),
+        None if started is None else int(started),
     )

@@ -80,13 +80,28 @@ class LeaseBackend(RedisStore):
     def renew(self, claims: Sequence[Claim], lease: float) -> list[bool]:
         replies: list[int] = []
         for some in chunks(claims, self.batch_size):
-            replies += self._decided(claim_items(some), "renew", milliseconds(lease))
+            replies += self._decided(held_items(some), "renew", milliseconds(lease))
         return [reply == 1 for reply in replies]
 
     def finish(self, claims: Sequence[Claim], state: FinalState) -> list[bool]:
         replies: list[int] = []
         for some in chunks(claims, self.batch_size):
-            replies += self._decided(claim_items(some), "finish", state, again="refinish")
+            replies += self._decided(held_items(some), "finish", state, again="refinish")
+        return [reply == 1 for reply in replies]
+
+    def queue(self, claims: Sequence[Claim], *, again: bool = False) -> list[bool]:
+        replies: list[int] = []
+        for some in chunks(claims, self.batch_size):
+            replies += self._decided(held_items(some), "queue", int(again))
+        return [reply == 1 for reply in replies]
+
+    def confirm(
+        self, claims: Sequence[Claim], *, worker: str, lease: float, mark: str
+    ) -> list[bool]:
+        by = encoded(f"{milliseconds(lease)} {mark} {worker}")
+        replies: list[int] = []
+        for some in chunks(claims, self.batch_size):
+            replies += self._decided(held_items(some), "confirm", by)
         return [reply == 1 for reply in replies]
 
     def publish(
@@ -98,7 +113,7 @@ class LeaseBackend(RedisStore):
             items = [
                 (job, (*arguments, *words(message)))
                 for (job, arguments), message in zip(
-                    claim_items(claims[some]), commands[some], strict=True
+                    held_items(claims[some]), commands[some], strict=True
                 )
             ]
             replies += self._decided(items, "publish", "")
@@ -165,6 +180,14 @@ def terms(claim: Claim) -> str:
     )
 
 
+def held_items(claims: Sequence[Claim]) -> list[tuple[str, tuple[Argument, ...]]]:
+    """Return job, and what proves that its run is held as lease.lua reads it, of each claim."""
+    return [
+        (job, (*arguments, one.leg, "" if one.wait is None else milliseconds(one.wait)))
+        for (job, arguments), one in zip(claim_items(claims), claims, strict=True)
+    ]
+
+
 def words(commands: Sequence[Sequence[Any]]) -> list[Any]:
     """Return the commands of a message as lease.lua reads them."""
     return [len(commands), *(word for one in commands for word in (len(one), *one))]
@@ -184,7 +207,7 @@ def verdict(reply: int) -> Verdict:
 
 def told(reply: Sequence[Any]) -> Run:
     """Return the run that lease.lua tells of as expired."""
-    member, attempt, state, replica, token, claimed, finished = reply
+    member, attempt, state, replica, token, claimed, finished, worker, started = reply
     slot, _, job = member.partition(b":")
     return Run(
         decoded(job),
@@ -195,4 +218,6 @@ def told(reply: Sequence[Any]) -> Run:
         decoded(token),
         int(claimed),
         int(finished) if finished else None,
+        decoded(worker),
+        int(started) if started else None,
     )

@@ -14,15 +14,21 @@
 --   last_slot    the latest slot ever claimed, or NULL
 --   floor        runs at or before this slot may have been deleted: nobody wins them any more
 --   wins         number of runs won
+--   confirmed    when a worker first confirmed a run of it, or NULL
 -- {runs}
 --   job, slot    which run
---   state        running, released, done, failed, interrupted, skipped
+--   state        running, queued, released, done, failed, interrupted, skipped
 --   attempt      number of the latest attempt; token, replica, claimed: of that attempt
---   lease_until  last instant of the lease; where released, when it was released
+--   lease_until  last instant of the lease, or of the wait in a queue; where released, when it
+--                was released
 --   attempts     how many attempts it may have
 --   late_at      last instant at which a released run may be claimed again
 --   forget_at    last instant at which it must be remembered
 --   finished     when it ended, or NULL
+--   worker       the worker that began the latest attempt last, or empty
+--   started      when it began it, or NULL
+--   leg          0 until a worker begins the attempt, then counted on with each retry
+--   mark         of the question by which the worker began this leg
 -- {meta}
 --   version      of this schema
 --
@@ -40,6 +46,7 @@ CREATE TABLE IF NOT EXISTS {jobs} (
     last_slot   bigint,
     floor       bigint NOT NULL,
     wins        bigint NOT NULL,
+    confirmed   bigint,
     CONSTRAINT {jobs_pkey} PRIMARY KEY (job)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
 CREATE TABLE IF NOT EXISTS {runs} (
@@ -55,10 +62,14 @@ CREATE TABLE IF NOT EXISTS {runs} (
     replica     text   NOT NULL,
     claimed     bigint NOT NULL,
     finished    bigint,
+    worker      text   NOT NULL,
+    started     bigint,
+    leg         bigint NOT NULL,
+    mark        text   NOT NULL,
     CONSTRAINT {runs_pkey} PRIMARY KEY (job, slot)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
-CREATE INDEX IF NOT EXISTS {runs_lease} ON {runs} (lease_until) WHERE state = 'running';
-CREATE INDEX IF NOT EXISTS {runs_alive} ON {runs} (job) WHERE state = 'running';
+CREATE INDEX IF NOT EXISTS {runs_lease} ON {runs} (lease_until) WHERE state IN ('running', 'queued');
+CREATE INDEX IF NOT EXISTS {runs_alive} ON {runs} (job) WHERE state IN ('running', 'queued');
 CREATE INDEX IF NOT EXISTS {runs_free} ON {runs} (lease_until) WHERE state = 'released';
 INSERT INTO {meta} (version) SELECT {version} WHERE NOT EXISTS (SELECT FROM {meta});
 
@@ -102,7 +113,7 @@ SET LOCAL statement_timeout = {statement_ms};
 SELECT c.now, coalesce(j.name, j.job), r.*
 FROM (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now OFFSET 0) AS c
 CROSS JOIN LATERAL (
-    (SELECT * FROM {runs} WHERE state = 'running' AND lease_until < c.now
+    (SELECT * FROM {runs} WHERE state IN ('running', 'queued') AND lease_until < c.now
      ORDER BY lease_until LIMIT %(limit)s)
     UNION ALL
     (SELECT * FROM {runs} WHERE state = 'released' ORDER BY lease_until LIMIT %(limit)s)
@@ -144,17 +155,17 @@ FROM json_to_recordset(%(asked)s) AS k (job text, slot bigint)
 JOIN {jobs} AS j ON j.job = k.job COLLATE "C"
 LEFT JOIN {runs} AS r ON r.job = k.job COLLATE "C" AND r.slot = k.slot;
 
--- name: load_alive (alive: [job]) → the columns of the running runs
+-- name: load_alive (alive: [job]) → the columns of the runs that are alive
 SELECT r.* FROM json_to_recordset(%(alive)s) AS k (job text)
-JOIN {runs} AS r ON r.job = k.job COLLATE "C" AND r.state = 'running';
+JOIN {runs} AS r ON r.job = k.job COLLATE "C" AND r.state IN ('running', 'queued');
 
 -- name: write_jobs (jobs: [the columns])
 UPDATE {jobs} AS j
 SET first_seen = k.first_seen, since = k.since, fingerprint = k.fingerprint,
-    last_slot = k.last_slot, floor = k.floor, wins = k.wins
+    last_slot = k.last_slot, floor = k.floor, wins = k.wins, confirmed = k.confirmed
 FROM json_to_recordset(%(jobs)s) AS k (
     job text, first_seen bigint, since bigint, fingerprint text, last_slot bigint,
-    floor bigint, wins bigint
+    floor bigint, wins bigint, confirmed bigint
 )
 WHERE j.job = k.job COLLATE "C";
 
@@ -163,13 +174,14 @@ INSERT INTO {runs}
 SELECT k.* FROM json_to_recordset(%(runs)s) AS k (
     job text, slot bigint, state text, attempt bigint, token text, lease_until bigint,
     attempts bigint, late_at bigint, forget_at bigint, replica text, claimed bigint,
-    finished bigint
+    finished bigint, worker text, started bigint, leg bigint, mark text
 )
 ON CONFLICT (job, slot) DO UPDATE
 SET state = excluded.state, attempt = excluded.attempt, token = excluded.token,
     lease_until = excluded.lease_until, attempts = excluded.attempts,
     late_at = excluded.late_at, forget_at = excluded.forget_at, replica = excluded.replica,
-    claimed = excluded.claimed, finished = excluded.finished;
+    claimed = excluded.claimed, finished = excluded.finished, worker = excluded.worker,
+    started = excluded.started, leg = excluded.leg, mark = excluded.mark;
 
 -- name: prune (prune: [job]; now; offset: history - 1; step: at most so many of each job)
 WITH edge AS (
@@ -180,7 +192,7 @@ WITH edge AS (
     SELECT o.job, o.slot FROM edge CROSS JOIN LATERAL (
         SELECT r.job, r.slot FROM {runs} AS r
         WHERE r.job = edge.job COLLATE "C" AND r.slot < edge.slot AND r.forget_at < %(now)s
-          AND r.state NOT IN ('running', 'released')
+          AND r.state NOT IN ('running', 'queued', 'released')
         ORDER BY r.slot LIMIT %(step)s
     ) AS o
 ), gone AS (

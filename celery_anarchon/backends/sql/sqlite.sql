@@ -13,15 +13,21 @@
 --   last_slot    the latest slot ever claimed, or NULL
 --   floor        runs at or before this slot may have been deleted: nobody wins them any more
 --   wins         number of runs won
+--   confirmed    when a worker first confirmed a run of it, or NULL
 -- {runs}
 --   job, slot    which run
---   state        running, released, done, failed, interrupted, skipped
+--   state        running, queued, released, done, failed, interrupted, skipped
 --   attempt      number of the latest attempt; token, replica, claimed: of that attempt
---   lease_until  last instant of the lease; where released, when it was released
+--   lease_until  last instant of the lease, or of the wait in a queue; where released, when it
+--                was released
 --   attempts     how many attempts it may have
 --   late_at      last instant at which a released run may be claimed again
 --   forget_at    last instant at which it must be remembered
 --   finished     when it ended, or NULL
+--   worker       the worker that began the latest attempt last, or empty
+--   started      when it began it, or NULL
+--   leg          0 until a worker begins the attempt, then counted on with each retry
+--   mark         of the question by which the worker began this leg
 -- {meta}
 --   version      of this schema
 --
@@ -37,7 +43,8 @@ CREATE TABLE IF NOT EXISTS {jobs} (
     fingerprint TEXT    NOT NULL,
     last_slot   INTEGER,
     floor       INTEGER NOT NULL,
-    wins        INTEGER NOT NULL
+    wins        INTEGER NOT NULL,
+    confirmed   INTEGER
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS {runs} (
     job         TEXT    NOT NULL,
@@ -52,10 +59,14 @@ CREATE TABLE IF NOT EXISTS {runs} (
     replica     TEXT    NOT NULL,
     claimed     INTEGER NOT NULL,
     finished    INTEGER,
+    worker      TEXT    NOT NULL,
+    started     INTEGER,
+    leg         INTEGER NOT NULL,
+    mark        TEXT    NOT NULL,
     PRIMARY KEY (job, slot)
 ) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS {runs_lease} ON {runs} (lease_until) WHERE state = 'running';
-CREATE INDEX IF NOT EXISTS {runs_alive} ON {runs} (job) WHERE state = 'running';
+CREATE INDEX IF NOT EXISTS {runs_lease} ON {runs} (lease_until) WHERE state IN ('running', 'queued');
+CREATE INDEX IF NOT EXISTS {runs_alive} ON {runs} (job) WHERE state IN ('running', 'queued');
 CREATE INDEX IF NOT EXISTS {runs_free} ON {runs} (lease_until) WHERE state = 'released';
 INSERT INTO {meta} (version) SELECT {version} WHERE NOT EXISTS (SELECT 1 FROM {meta});
 
@@ -66,16 +77,16 @@ SELECT max(version) FROM {meta};
 SELECT r.* FROM json_each(?1) AS k CROSS JOIN {runs} AS r
 ON r.job = json_extract(k.value, '$[0]') AND r.slot = json_extract(k.value, '$[1]');
 
--- name: read_alive (1: [job, …]) → job and the columns of the running runs
+-- name: read_alive (1: [job, …]) → job and the columns of the runs that are alive
 SELECT r.* FROM json_each(?1) AS k CROSS JOIN {runs} AS r
-ON r.job = k.value AND r.state = 'running';
+ON r.job = k.value AND r.state IN ('running', 'queued');
 
 -- name: read_jobs (1: [job, …]) → the columns of the jobs
 SELECT j.* FROM json_each(?1) AS k CROSS JOIN {jobs} AS j ON j.job = k.value;
 
 -- name: read_expired (1: now; 2: limit) → whole name and the columns of the run
 SELECT coalesce(j.name, j.job), r.* FROM (
-    SELECT * FROM (SELECT * FROM {runs} WHERE state = 'running' AND lease_until < ?1
+    SELECT * FROM (SELECT * FROM {runs} WHERE state IN ('running', 'queued') AND lease_until < ?1
                    ORDER BY lease_until LIMIT ?2)
     UNION ALL
     SELECT * FROM (SELECT * FROM {runs} WHERE state = 'released' ORDER BY lease_until LIMIT ?2)
@@ -93,7 +104,7 @@ ORDER BY r.slot DESC, r.job LIMIT ?1;
 INSERT OR REPLACE INTO {jobs}
 SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
        json_extract(value, '$[3]'), json_extract(value, '$[4]'), json_extract(value, '$[5]'),
-       json_extract(value, '$[6]'), json_extract(value, '$[7]')
+       json_extract(value, '$[6]'), json_extract(value, '$[7]'), json_extract(value, '$[8]')
 FROM json_each(?1);
 
 -- name: write_runs (1: [[column, …], …])
@@ -101,14 +112,16 @@ INSERT OR REPLACE INTO {runs}
 SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
        json_extract(value, '$[3]'), json_extract(value, '$[4]'), json_extract(value, '$[5]'),
        json_extract(value, '$[6]'), json_extract(value, '$[7]'), json_extract(value, '$[8]'),
-       json_extract(value, '$[9]'), json_extract(value, '$[10]'), json_extract(value, '$[11]')
+       json_extract(value, '$[9]'), json_extract(value, '$[10]'), json_extract(value, '$[11]'),
+       json_extract(value, '$[12]'), json_extract(value, '$[13]'), json_extract(value, '$[14]'),
+       json_extract(value, '$[15]')
 FROM json_each(?1);
 
 -- name: forgettable (1: [job, …]; 2: now; 3: history; 4: limit) → job, slot
 SELECT r.job, r.slot FROM json_each(?1) AS k CROSS JOIN {runs} AS r
 ON r.job = k.value AND r.slot <
     (SELECT slot FROM {runs} WHERE job = k.value ORDER BY slot DESC LIMIT 1 OFFSET max(?3, 1) - 1)
-WHERE r.forget_at < ?2 AND r.state NOT IN ('running', 'released') LIMIT ?4;
+WHERE r.forget_at < ?2 AND r.state NOT IN ('running', 'queued', 'released') LIMIT ?4;
 
 -- name: forget (1: [[job, slot], …])
 DELETE FROM {runs} WHERE (job, slot) IN

@@ -1,4 +1,4 @@
--- The lease store: claim, renew, finish and take over runs, a batch in one step.
+-- The lease store: claim, queue, confirm, renew, finish and take over runs, a batch in one step.
 -- It says the same as backends/rules.py; the contract suite holds the two equal.
 --
 -- Units: instants are ms since the epoch by this server's clock, durations are ms.
@@ -7,6 +7,7 @@
 --   <prefix>:{<shard>}:leases              sorted set, score = end of the lease,
 --                                          member = <slot>:<job>
 --   n × <prefix>:{<shard>}:job:<job>       hash:   first, since, fp, last, floor;
+--                                                  confirmed  when a worker first confirmed a run;
 --                                                  <slot>     one live run, packed;
 --                                                  b<bucket>  when the bucket expires;
 --                                                  a<slot>    attempts of an ended run that
@@ -23,15 +24,19 @@
 --
 --   operation  ARGV[4]    item               reply for every shard
 --   claim      tolerance  slot, token, terms n × attempt * 8 + outcome
---   renew      lease      slot, token        n × 0 or 1
---   finish     state      slot, token        n × 0 or 1
---   refinish   state      slot, token        n × 0 or 1
+--   renew      lease      held               n × 0 or 1
+--   finish     state      held               n × 0 or 1
+--   refinish   state      held               n × 0 or 1
+--   queue      again      held               n × 0 or 1
+--   confirm    by         held               n × 0 or 1
+--   publish    -          held, commands     n × 0, 1, or the error of a command
 --   take       -          slot               n × a run, or empty where its lease is not over
 --   expired    how many   - (no jobs)        instead: the runs whose leases are over, of all shards
---   a run = {slot:job, attempt, state, replica, token, claimed, finished}
 --   terms = "lease max_late attempts overlap keep [after]", overlap 1 for "skip".
---   publish    -          slot, token,       n × 0, 1, or the error of a command
---                         commands
+--   held  = slot, token, leg, wait; wait is empty where the run is done when its message is sent.
+--   again = 1 where the message of this very leg will come once more, else 0.
+--   by    = "lease mark worker".
+--   a run = {slot:job, attempt, state, replica, token, claimed, finished, worker, started}
 --   commands = how many, then for each its length and its words. They are executed as they are,
 --   on one server only, since their keys are the broker's.
 --   refinish is finish sent again after a cut connection: 1 also where the first did it.
@@ -39,8 +44,9 @@
 local BUCKET = 512000
 local WON, RUNNING, DONE, LATE, EARLY, OVERLAP, LOST = 0, 1, 2, 3, 4, 5, 6
 -- Fields of a packed live run.
-local ATTEMPT, TOKEN, LEASE_END, RELEASED, ATTEMPTS, LATE_AT, FORGET_AT, REPLICA, CLAIMED =
+local ATTEMPT, TOKEN, LEASE_END, STATE, ATTEMPTS, LATE_AT, FORGET_AT, REPLICA, CLAIMED =
   1, 2, 3, 4, 5, 6, 7, 8, 9
+local WORKER, STARTED, LEG, MARK = 10, 11, 12, 13
 
 local call = redis.call
 local time = call('TIME')
@@ -51,15 +57,15 @@ local function digits(number)
   return string.format('%.0f', number)
 end
 
-local function packed(run)
-  return cmsgpack.pack(run)
-end
-
 local function record(shard, job, slot, run, state)
   if history > 0 then
-    call('XADD', shard .. 'runs:' .. job, 'MAXLEN', '~', history, '*',
+    local entry = {
       'slot', slot, 'state', state, 'attempt', run[ATTEMPT], 'token', run[TOKEN],
-      'replica', run[REPLICA], 'claimed', digits(run[CLAIMED]))
+      'replica', run[REPLICA], 'claimed', digits(run[CLAIMED]),
+      'worker', run[WORKER], 'started', run[STARTED] and digits(run[STARTED]),
+    }
+    call('XADD', shard .. 'runs:' .. job, 'MAXLEN', '~', history, '*',
+      unpack(entry, 1, run[STARTED] and 16 or 12))
   end
 end
 
@@ -127,7 +133,7 @@ local function remember(shard, job, slot, keep, member)
 end
 
 local function write(shard, job, slot, run)
-  call('HSET', shard .. 'job:' .. job, slot, packed(run))
+  call('HSET', shard .. 'job:' .. job, slot, cmsgpack.pack(run))
   call('ZADD', shard .. 'leases', digits(run[LEASE_END]), slot .. ':' .. job)
 end
 
@@ -165,8 +171,8 @@ end
 
 local function win(shard, job, slot, token, terms, attempt)
   local run = {
-    attempt, token, now + terms.lease, false, terms.attempts,
-    slot + terms.late, slot + terms.keep, replica, now,
+    attempt, token, now + terms.lease, 'running', terms.attempts,
+    slot + terms.late, slot + terms.keep, replica, now, '', false, 0, '',
   }
   write(shard, job, slot, run)
   record(shard, job, slot, run, 'running')
@@ -178,12 +184,17 @@ local function another_lives(key, slot)
   for i = 1, #fields, 2 do
     if string.find(fields[i], '^%-?%d') and fields[i] ~= slot then
       local run = cmsgpack.unpack(fields[i + 1])
-      if not run[RELEASED] and run[LEASE_END] >= now then
+      if run[STATE] ~= 'released' and run[LEASE_END] >= now then
         return true
       end
     end
   end
   return false
+end
+
+-- Whether a run waited in a queue, and no worker is known to confirm any of its job.
+local function in_vain(key, run)
+  return run[STATE] == 'queued' and not call('HGET', key, 'confirmed')
 end
 
 -- What is known of a slot that no live run holds, or nil.
@@ -206,17 +217,17 @@ local function claim(shard, job, slot, token, terms)
   if known[1] then
     local run = cmsgpack.unpack(known[1])
     local attempt = run[ATTEMPT]
-    if run[RELEASED] then
+    if run[STATE] == 'released' then
       if now > run[LATE_AT] then
         stop(shard, job, slot, run, 'interrupted')
         return attempt * 8 + LATE
       end
       return win(shard, job, slot, token, terms, attempt)
-    elseif run[TOKEN] == token then
+    elseif run[TOKEN] == token and run[LEG] == 0 and run[STATE] == 'running' then
       return win(shard, job, slot, token, terms, attempt)
     elseif run[LEASE_END] >= now then
       return attempt * 8 + RUNNING
-    elseif attempt >= terms.attempts then
+    elseif attempt >= terms.attempts or in_vain(key, run) then
       stop(shard, job, slot, run, 'interrupted')
       return attempt * 8 + DONE
     end
@@ -245,7 +256,7 @@ local function claim(shard, job, slot, token, terms)
     call('HSET', key, 'last', slot)
   end
   if terms.skip and another_lives(key, slot) then
-    local run = {0, token, now, false, 0, 0, 0, replica, now}
+    local run = {0, token, now, 'skipped', 0, 0, 0, replica, now, '', false, 0, ''}
     remember(shard, job, instant, terms.keep, '-' .. slot)
     record(shard, job, slot, run, 'skipped')
     return OVERLAP
@@ -253,17 +264,17 @@ local function claim(shard, job, slot, token, terms)
   return win(shard, job, slot, token, terms, 1)
 end
 
--- Renew and finish ----------------------------------------------------------------------------
+-- What its holder does with a run ---------------------------------------------------------------
 
-local function mine(shard, job, slot, token)
+local function mine(shard, job, slot, token, leg)
   local run = live(shard, job, slot)
-  if run and not run[RELEASED] and run[TOKEN] == token then
+  if run and run[STATE] ~= 'released' and run[TOKEN] == token and run[LEG] == tonumber(leg) then
     return run
   end
 end
 
-local function renew(shard, job, slot, token)
-  local run, lease = mine(shard, job, slot, token), tonumber(ARGV[4])
+local function renew(shard, job, slot, token, leg)
+  local run, lease = mine(shard, job, slot, token, leg), tonumber(ARGV[4])
   if not run then
     return 0
   end
@@ -272,13 +283,13 @@ local function renew(shard, job, slot, token)
   return 1
 end
 
-local function finish(shard, job, slot, token)
-  local run, state = mine(shard, job, slot, token), ARGV[4]
+local function finish(shard, job, slot, token, leg)
+  local run, state = mine(shard, job, slot, token, leg), ARGV[4]
   if not run then
     return 0
   end
   if state == 'released' then
-    run[RELEASED], run[LEASE_END] = true, now - 1
+    run[STATE], run[LEASE_END] = state, now - 1
     write(shard, job, slot, run)
     record(shard, job, slot, run, state)
   else
@@ -287,8 +298,8 @@ local function finish(shard, job, slot, token)
   return 1
 end
 
-local function refinish(shard, job, slot, token)
-  if finish(shard, job, slot, token) == 1 then
+local function refinish(shard, job, slot, token, leg)
+  if finish(shard, job, slot, token, leg) == 1 then
     return 1
   end
   for _, entry in ipairs(call('XREVRANGE', shard .. 'runs:' .. job, '+', '-')) do
@@ -300,10 +311,45 @@ local function refinish(shard, job, slot, token)
   return 0
 end
 
--- Executes the commands that publish a run's message, and ends the run, if the token holds.
-local function publish(shard, job, slot, token, commands)
-  local run = mine(shard, job, slot, token)
-  if not run then
+local function enqueue(shard, job, slot, run, wait)
+  run[STATE], run[LEASE_END] = 'queued', now + (tonumber(wait) or 0)
+  write(shard, job, slot, run)
+  record(shard, job, slot, run, 'queued')
+end
+
+local function queue(shard, job, slot, token, leg, wait)
+  local run = mine(shard, job, slot, token, leg)
+  if run then
+    run[LEG] = run[LEG] - tonumber(ARGV[4])
+    enqueue(shard, job, slot, run, wait)
+  end
+  return run and 1 or 0
+end
+
+-- Lets a worker begin a leg of an attempt that is later than those begun.
+local function confirm(shard, job, slot, token, leg)
+  local lease, mark, worker = string.match(ARGV[4], '^(%S+) (%S+) (.*)$')
+  local run, key = live(shard, job, slot), shard .. 'job:' .. job
+  leg = tonumber(leg)
+  if not run or run[STATE] == 'released' or run[TOKEN] ~= token
+    or run[LEG] > leg or run[LEG] == leg and run[MARK] ~= mark then
+    return 0
+  end
+  run[STATE], run[LEG], run[MARK] = 'running', leg, mark
+  run[WORKER], run[STARTED], run[LEASE_END] = worker, now, now + tonumber(lease)
+  write(shard, job, slot, run)
+  record(shard, job, slot, run, 'running')
+  if not call('HGET', key, 'confirmed') then
+    call('HSET', key, 'confirmed', digits(now))
+  end
+  return 1
+end
+
+-- Executes the commands that publish a run's message, and ends or queues the run, if the token
+-- holds and it was not done before.
+local function publish(shard, job, slot, token, leg, wait, commands)
+  local run = mine(shard, job, slot, token, leg)
+  if not run or run[STATE] ~= 'running' then
     return 0
   end
   for _, command in ipairs(commands) do
@@ -312,7 +358,11 @@ local function publish(shard, job, slot, token, commands)
       return reply.err
     end
   end
-  stop(shard, job, slot, run, 'done')
+  if wait == '' then
+    stop(shard, job, slot, run, 'done')
+  else
+    enqueue(shard, job, slot, run, wait)
+  end
   return 1
 end
 
@@ -329,10 +379,10 @@ end
 
 -- Take over -----------------------------------------------------------------------------------
 
-local function over(run)
-  if now > run[FORGET_AT] then
+local function over(key, run)
+  if now > run[FORGET_AT] or in_vain(key, run) then
     return true
-  elseif run[RELEASED] then
+  elseif run[STATE] == 'released' then
     return now > run[LATE_AT]
   end
   return run[ATTEMPT] >= run[ATTEMPTS]
@@ -346,13 +396,14 @@ local function take(shard, job, slot)
   elseif run[LEASE_END] >= now then
     return {}
   end
-  local state, finished = run[RELEASED] and 'released' or 'running', ''
-  if over(run) then
+  local state, finished = run[STATE], ''
+  if over(shard .. 'job:' .. job, run) then
     state, finished = 'interrupted', digits(now)
     stop(shard, job, slot, run, state)
   end
   return {
     member, run[ATTEMPT], state, run[REPLICA], run[TOKEN], digits(run[CLAIMED]), finished,
+    run[WORKER], run[STARTED] and digits(run[STARTED]) or '',
   }
 end
 
@@ -378,22 +429,23 @@ if operation == 'expired' then
 end
 
 local decide = ({
-  claim = claim, renew = renew, finish = finish, refinish = refinish, take = take,
-  publish = publish,
+  claim = claim, renew = renew, finish = finish, refinish = refinish, queue = queue,
+  confirm = confirm, publish = publish, take = take,
 })[operation]
-local width = ({claim = 3, take = 1})[operation] or 2
+local width = ({claim = 3, take = 1})[operation] or 4
 local replies, at, index = {}, 5, 1
 while index <= #KEYS do
   local shard, count, reply = string.sub(KEYS[index], 1, -7), tonumber(ARGV[at]), {}
   at = at + 1
   for n = 1, count do
     local job = string.sub(KEYS[index + n], #shard + 5)
-    local slot, token, more = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+    local slot, token, more, wait = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+    local commands
     at = at + width
     if operation == 'publish' then
-      more, at = commands_at(at)
+      commands, at = commands_at(at)
     end
-    reply[n] = decide(shard, job, slot, token, more)
+    reply[n] = decide(shard, job, slot, token, more, wait, commands)
   end
   replies[#replies + 1] = reply
   index = index + count + 1
