@@ -7,14 +7,17 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 from celery_anarchon.backends import Backend
 from celery_anarchon.jobs import Job
 from celery_anarchon.types import Claim, FinalState, Outcome
 
-__all__ = ("Asked", "Commands", "ask", "batches", "claim_for")
+__all__ = ("Asked", "Commands", "Ending", "ask", "batches", "claim_for")
 
+
+#: What the store is told of a claim in hand at the end.
+Ending = FinalState | Literal["queued"]
 
 #: The final commands of a transport that publish one message.
 Commands = list[tuple[Any, ...]]
@@ -41,7 +44,7 @@ class Asked:
     attempt: int = 0
     takeover: bool = False
     commands: Commands | None = None
-    ending: FinalState = "released"
+    ending: Ending = "released"
 
     @property
     def won(self) -> bool:
@@ -71,6 +74,7 @@ def claim_for(job: Job, slot: int, *, takeover: bool = False) -> Asked:
             overlap=policy.overlap,
             keep=policy.keep + put_off,
             after=job.chain_end if job.chained and not takeover else None,
+            wait=job.wait,
         ),
         takeover=takeover,
     )

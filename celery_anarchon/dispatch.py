@@ -7,7 +7,7 @@ from typing import Any
 
 from celery_anarchon.claims import Asked
 from celery_anarchon.errors import ConfigurationError
-from celery_anarchon.headers import run_header, task_id
+from celery_anarchon.headers import run_header, run_terms, task_id
 from celery_anarchon.slots import to_datetime
 
 __all__ = ("check_entry", "evaluate_arguments", "stamped", "suspicious_options")
@@ -29,6 +29,8 @@ def stamped(asked: Asked, prefix: str) -> Any:
         **(options.get("headers") or {}),
         **run_header(claim.job, claim.slot, asked.attempt, claim.token),
     }
+    if claim.wait is not None:
+        options["headers"].update(run_terms(claim.lease, asked.job.policy.longest_wait))
     options["task_id"] = task_id(prefix, claim.job, claim.slot)
     entry.options = options
     entry.last_run_at = to_datetime(claim.slot)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any, TypedDict
 from uuid import UUID, uuid5
 
-__all__ = ("HEADER", "RunHeader", "run_header", "task_id")
+__all__ = ("HEADER", "TERMS", "RunHeader", "RunTerms", "run_header", "run_terms", "task_id")
 
-#: Name of the message header.
+#: Name of the message header that says which run it is.
 HEADER = "anarchon"
+#: Name of the one that a run has besides if it lasts until a worker has finished it.
+TERMS = "anarchon_run"
 
 #: Namespace of the task ids. It must never change: a second copy of a run is recognised by its id.
 _NAMESPACE = UUID("5b1b5a52-0c9b-5d0e-9f0a-6b8f6e7d5a11")
@@ -23,9 +25,21 @@ class RunHeader(TypedDict):
     token: str
 
 
+class RunTerms(TypedDict):
+    """The header ``anarchon_run``: the worker's lease, and how long a retry may wait, seconds."""
+
+    lease: float
+    wait: float
+
+
 def run_header(job: str, slot: int, attempt: int, token: str) -> dict[str, Any]:
     """Return the message headers that name a run."""
     return {HEADER: RunHeader(job=job, slot=slot, attempt=attempt, token=token)}
+
+
+def run_terms(lease: float, wait: float) -> dict[str, Any]:
+    """Return the message headers of a run that a worker is to confirm, renew and finish."""
+    return {TERMS: RunTerms(lease=lease, wait=wait)}
 
 
 def task_id(prefix: str, job: str, slot: int) -> str:

@@ -6,7 +6,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Iterator
-from datetime import tzinfo
+from datetime import timedelta, tzinfo
 from itertools import islice, takewhile
 from typing import Any
 
@@ -76,6 +76,20 @@ class Job:
     def fingerprint(self) -> str:
         """Text that stands for the schedule's rule, the same on every replica."""
         return self._slots.fingerprint
+
+    @property
+    def wait(self) -> float | None:
+        """How long a run may wait in a queue for a worker, seconds; None where that is no matter.
+
+        A message that expires need not be waited for any longer.
+        """
+        if self.policy.track != "run":
+            return None
+        options = self.entry.options
+        expires = _seconds(options.get("expires"))
+        wait = self.policy.longest_wait
+        wait = wait if expires is None else min(wait, expires)
+        return wait + (_seconds(options.get("countdown")) or 0.0)
 
     def slots_from(self, ms: int) -> Iterator[int]:
         """Yield the slots at or after the instant *ms*."""
@@ -166,3 +180,10 @@ class Job:
             at = following
             if at > start:
                 yield at
+
+
+def _seconds(option: Any) -> float | None:
+    """Return an option of a message as seconds from now, or None where it is no such."""
+    if isinstance(option, timedelta):
+        option = option.total_seconds()
+    return float(option) if isinstance(option, (int, float)) and option > 0 else None

@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from celery_anarchon.backends import Backend
-from celery_anarchon.claims import Asked, Commands
+from celery_anarchon.claims import Asked, Commands, Ending
 from celery_anarchon.errors import BackendError
 from celery_anarchon.slots import to_datetime
-from celery_anarchon.types import FinalState, Published
+from celery_anarchon.types import Published
 
 __all__ = ("LeaseLost", "Outbox", "Parcel", "Postman")
 
@@ -150,7 +150,7 @@ class Outbox:
         def give_back() -> None:
             try:
                 for state, ended in _by_ending(in_hand).items():
-                    backend.finish([asked.claim for asked in ended], state)
+                    _end(backend, ended, state)
             except BackendError as exc:
                 self._logger.warning("anarchon: claims are left to their leases: %s", exc)
 
@@ -215,7 +215,7 @@ class Outbox:
         return False, None
 
     def _sent(self, asked: Asked) -> None:
-        asked.ending = "done"
+        asked.ending = "done" if asked.claim.wait is None else "queued"
         asked.job.sent()
         self._postman.broker_answered()
 
@@ -225,7 +225,7 @@ class Outbox:
         self._tell(asked, "the broker refused its message, it is tried again", logging.ERROR)
 
     def _publish_fenced(self, backend: Backend, made: Iterable[Asked]) -> None:
-        """Let the store publish messages and end their runs, where their tokens still hold."""
+        """Let the store publish messages, and end or queue their runs, if their tokens hold."""
         fenced = [asked for asked in made if asked.commands is not None]
         if not fenced:
             return
@@ -246,11 +246,11 @@ class Outbox:
                 self._tell(asked, "it was sent before, or taken over", logging.WARNING)
 
     def _finish(self, backend: Backend, won: Iterable[Asked]) -> None:
-        """Tell the store which runs are done, and give back those whose message was not sent."""
+        """Tell the store which runs are done or queued, and give back those that were not sent."""
         held = [asked for asked in won if asked.claim.token in self._in_hand]
         for state, ended in _by_ending(held).items():
             if backend.leases:
-                backend.finish([asked.claim for asked in ended], state)
+                _end(backend, ended, state)
             elif state == "released":
                 self._unsent.extend(ended)
             self.retry_soon |= state == "released"
@@ -267,8 +267,16 @@ class Outbox:
         )
 
 
-def _by_ending(held: Iterable[Asked]) -> dict[FinalState, list[Asked]]:
-    endings: dict[FinalState, list[Asked]] = defaultdict(list)
+def _end(backend: Backend, held: Iterable[Asked], state: Ending) -> None:
+    claims = [asked.claim for asked in held]
+    if state == "queued":
+        backend.queue(claims)
+    else:
+        backend.finish(claims, state)
+
+
+def _by_ending(held: Iterable[Asked]) -> dict[Ending, list[Asked]]:
+    endings: dict[Ending, list[Asked]] = defaultdict(list)
     for asked in held:
         endings[asked.ending].append(asked)
     return endings

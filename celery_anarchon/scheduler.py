@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from celery_anarchon import broker
 from celery_anarchon.agenda import Agenda
 from celery_anarchon.backends import Backend
 from celery_anarchon.backends.base import blot
-from celery_anarchon.claims import Asked, ask, batches, claim_for
+from celery_anarchon.claims import Asked, ask, batches
 from celery_anarchon.clock import StoreClock
 from celery_anarchon.collect import Way
 from celery_anarchon.dispatch import check_entry, evaluate_arguments, stamped, suspicious_options
@@ -27,9 +26,10 @@ from celery_anarchon.errors import AnarchonError, BackendError, ConfigurationErr
 from celery_anarchon.health import Health
 from celery_anarchon.jobs import Job, share_of
 from celery_anarchon.outbox import LeaseLost, Outbox, Parcel
+from celery_anarchon.patrol import Patrol
 from celery_anarchon.settings import Settings, read_settings
 from celery_anarchon.slots import to_datetime
-from celery_anarchon.types import Outcome, RunState
+from celery_anarchon.types import Outcome
 
 __all__ = ("AnarchonScheduler",)
 
@@ -63,6 +63,7 @@ class AnarchonScheduler(Scheduler):
         self._last_now = 0
         self._patrol_at = 0
         self._patrol_every = LONGEST_PATROL
+        self._lapsed = Patrol(logger)
         self._store = Health("the claim store", logger)
         self._broker = Health("the broker", logger)
         self._publish_error: BaseException | None = None
@@ -320,23 +321,10 @@ class AnarchonScheduler(Scheduler):
         """Look at the store's clock, and return claims of runs whose holder died or gave up."""
         self._clock.measure(backend)
         self._patrol_at = now + round(self._patrol_every * 1000)
-        found = []
-        for run in backend.expired():
-            job = self.jobs.get(run.job)
-            if run.state is RunState.INTERRUPTED:
-                logger.error(
-                    "anarchon: the run of %r at %s was interrupted: attempt %d was the last.",
-                    run.job,
-                    to_datetime(run.slot).isoformat(),
-                    run.attempt,
-                )
-            elif job is not None and job.rests_for > 0:
-                self._patrol_at = min(self._patrol_at, now + round(SHORTEST_PATROL * 1000))
-            elif job is not None:
-                found.append(claim_for(job, run.slot, takeover=True))
-        # Two replicas that find the same runs should not both begin with the same one.
-        random.shuffle(found)
-        return found
+        claims = self._lapsed.claims(backend.expired(), self.jobs)
+        if self._lapsed.resting:
+            self._patrol_at = min(self._patrol_at, now + round(SHORTEST_PATROL * 1000))
+        return claims
 
     # ---- messages
 

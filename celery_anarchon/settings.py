@@ -31,12 +31,12 @@ HIGHEST = 1_000_000
 NAMES = frozenset(
     {
         "url", "prefix", "instance", "max_late", "keep", "catch_up", "lease", "attempts",
-        "track", "overlap", "history", "entries",
+        "track", "overlap", "queue_wait", "history", "entries",
     }
 )  # fmt: skip
 ENTRY_NAMES = frozenset(
     {
-        "max_late", "catch_up", "lease", "attempts", "track", "overlap",
+        "max_late", "catch_up", "lease", "attempts", "track", "overlap", "queue_wait",
         "timezone", "splay", "anchor",
     }
 )  # fmt: skip
@@ -55,6 +55,7 @@ class Policy:
         zone: the zone of the entry's schedule, or None for the app's.
         splay: the job's runs are put off by a part of this, fixed per job name.
         anchor: an instant that the slots of an interval fall on, or None for the epoch.
+        queue_wait: how long a run may wait in a queue for a worker, or None for ``max_late``.
     """
 
     max_late: float = DEFAULT_MAX_LATE
@@ -67,6 +68,12 @@ class Policy:
     zone: tzinfo | None = None
     splay: float = 0.0
     anchor: datetime | float | None = None
+    queue_wait: float | None = None
+
+    @property
+    def longest_wait(self) -> float:
+        """How long a run may wait in a queue for a worker, seconds."""
+        return self.max_late if self.queue_wait is None else self.queue_wait
 
 
 @dataclass(frozen=True)
@@ -374,6 +381,7 @@ _READERS = {
     "attempts": _count,
     "track": _one_of(*get_args(Track)),
     "overlap": _one_of(*get_args(Overlap)),
+    "queue_wait": _duration,
     "timezone": _zone,
     "splay": _splay,
     "anchor": _anchor,

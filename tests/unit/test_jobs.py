@@ -418,3 +418,27 @@ def test_a_broken_schedule_while_the_clock_is_set_back() -> None:
     rule.breaks = ()
     agenda.turn_back(NOON)
     assert agenda.next_due == NOON + 1000
+
+
+# -- waiting for a worker ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "policy", "expected"),
+    [
+        ({}, {"track": "dispatch"}, None),
+        ({}, {}, 3600.0),
+        ({}, {"max_late": 60.0}, 60.0),
+        ({}, {"queue_wait": 5.0}, 5.0),
+        ({"expires": 20}, {}, 20.0),
+        ({"expires": 20}, {"queue_wait": 5.0}, 5.0),
+        ({"expires": timedelta(minutes=1), "countdown": 7}, {}, 67.0),
+        ({"expires": utc(NOON), "countdown": 0}, {}, 3600.0),
+    ],
+)
+def test_how_long_a_run_waits_for_a_worker(
+    options: dict[str, Any], policy: dict[str, Any], expected: float | None
+) -> None:
+    job = job_of(crontab(), **{"track": "run", **policy})
+    job.entry.options = options
+    assert job.wait == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -84,6 +85,7 @@ EVERYTHING = {
     "attempts": 4,
     "track": "run",
     "overlap": "skip",
+    "queue_wait": timedelta(minutes=2),
     "history": 7,
     "entries": {"job": {"max_late": 5}},
 }
@@ -92,9 +94,9 @@ EVERYTHING = {
 def check_everything(settings: Settings) -> None:
     assert (settings.url, settings.prefix, settings.instance) == ("memory://x", "beat", "here")
     assert settings.history == 7
-    expected = Policy(10.0, 30.0, "all", 2.0, 4, "run", "skip")
+    expected = Policy(10.0, 30.0, "all", 2.0, 4, "run", "skip", queue_wait=120.0)
     assert settings.default == expected
-    assert settings.policy("job") == Policy(5.0, 30.0, "all", 2.0, 4, "run", "skip")
+    assert settings.policy("job") == replace(expected, max_late=5.0)
 
 
 def module_of(**names: Any) -> ModuleType:
@@ -299,6 +301,13 @@ def test_an_override_out_of_range_is_named() -> None:
     for name, value in [("lease", 0), ("max_late", -1), ("attempts", 0), ("splay", -0.1)]:
         text = refused(anarchon_entries={"job": {name: value}})
         assert text.startswith(f"anarchon_entries['job'].{name} = {value} must be ")
+
+
+def test_a_run_waits_in_a_queue_until_it_is_late_or_as_long_as_is_said() -> None:
+    settings = read(anarchon_entries={"a": {"max_late": 60}, "b": {"queue_wait": 5}})
+    assert [settings.policy(job).longest_wait for job in "abc"] == [60.0, 5.0, 3600.0]
+    assert read(anarchon_queue_wait=7).policy("any").longest_wait == 7.0
+    assert "anarchon_queue_wait = 0" in refused(anarchon_queue_wait=0)
 
 
 def test_a_splay_counts_on_top_of_being_late() -> None:

@@ -97,7 +97,9 @@ def test_a_client_library_is_imported_by_its_own_backend_only(module: str) -> No
 
 
 def test_the_scheduler_and_the_worker_never_import_each_other() -> None:
-    scheduler = names("scheduler", "claims", "dispatch", "agenda", "outbox")
+    scheduler = names(
+        *("scheduler", "claims", "dispatch", "agenda", "outbox", "patrol", "jobs", "collect")
+    )
     worker = names("worker", "leases")
     assert scheduler
     for one, other in ((scheduler, worker), (worker, scheduler)):
