@@ -11,9 +11,9 @@ from kombu import Connection
 from kombu.exceptions import OperationalError
 from kombu.utils.url import url_to_parts
 
-from celery_anarchon.backends.base import blot
+from celery_anarchon.backends.base import blot, scheme_of
 
-__all__ = ("bounds", "publish_errors", "shown", "store_url")
+__all__ = ("bounds", "leads_to", "publish_errors", "shown", "store_url")
 
 #: A socket to the broker that stays silent for so long counts as dead, seconds. Without a bound a
 #: publish on a half-dead socket blocks beat for ever (redbeat#201).
@@ -62,7 +62,7 @@ def store_url(connection: Connection) -> str | None:
     """Return the claim store URL that the broker itself makes, or None where it can't be one."""
     scheme = connection.transport_cls
     if scheme in AMQP:
-        return str(connection.as_uri(include_password=True)).removeprefix("py")
+        return _amqp_url(connection)
     # What answers differently each time it is asked does not fit in a URL.
     if scheme not in REDIS or _changing_secret(connection):
         return None
@@ -71,6 +71,54 @@ def store_url(connection: Connection) -> str | None:
     if "://" in (connection.hostname or ""):
         return _socket_url(connection)
     return _redis_url(connection)
+
+
+def leads_to(connection: Connection, url: str) -> bool:
+    """Whether *connection* is one to the AMQP broker that *url* names: same hosts, user, vhost."""
+    own = store_url(connection) if connection.transport_cls in AMQP else None
+    return own is not None and scheme_of(url) in AMQP and _amqp_hosts(own) == _amqp_hosts(url)
+
+
+def _amqp_url(connection: Connection) -> str:
+    """Return the URLs of all of the broker's hosts, with ``;`` between them.
+
+    Beat's own connection is used, so it is to be shown and compared: it has what it can tell.
+    """
+    hosts = [
+        Connection(one if "://" in one else f"{connection.transport_cls}://{one}")
+        for one in connection.alt
+    ]
+    secure = bool(connection.ssl) or connection.transport_cls == "amqps"
+    return ";".join(_amqp_host(host, secure) for host in hosts or [connection])
+
+
+def _amqp_host(connection: Connection, secure: bool) -> str:
+    password = connection.password if isinstance(connection.password, str) else None
+    port = f":{connection.port}" if connection.port else ""
+    vhost = "/" if connection.virtual_host == "/" else quote(connection.virtual_host or "", safe="")
+    return (
+        f"{'amqps' if secure else 'amqp'}://{_secret(connection.userid, password)}"
+        f"{_host(connection.hostname or 'localhost')}{port}/{vhost}"
+    )
+
+
+def _amqp_hosts(url: str) -> list[tuple[Any, ...]]:
+    """Return what tells brokers and their users apart."""
+    hosts = []
+    for one in url.split(";"):
+        parts = url_to_parts(one)
+        secure = parts.scheme == "amqps"
+        host = parts.hostname or "localhost"
+        hosts.append(
+            (
+                secure,
+                "127.0.0.1" if host == "localhost" else host,
+                parts.port or (5671 if secure else 5672),
+                parts.username or "guest",
+                parts.path or "/",
+            )
+        )
+    return hosts
 
 
 def _redis_url(connection: Connection) -> str:

@@ -18,7 +18,6 @@ from celery_anarchon.errors import AnarchonError, BackendError
 if TYPE_CHECKING:
     from celery_anarchon.jobs import Job
     from celery_anarchon.scheduler import AnarchonScheduler
-    from celery_anarchon.settings import Settings
 
 __all__ = ("anarchon",)
 
@@ -68,7 +67,7 @@ def check(ctx: click.Context, as_json: bool) -> None:
     try:
         scheduler = _scheduler(ctx)
         report |= _told_settings(scheduler)
-        report |= _told_store(scheduler.settings, report["problems"])
+        report |= _told_store(scheduler, report["problems"])
     except AnarchonError as exc:
         report["problems"].append(str(exc))
     report["ok"] = not report["problems"]
@@ -99,11 +98,11 @@ def _told_settings(scheduler: AnarchonScheduler) -> dict[str, Any]:
     }
 
 
-def _told_store(settings: Settings, problems: list[str]) -> dict[str, Any]:
+def _told_store(scheduler: AnarchonScheduler, problems: list[str]) -> dict[str, Any]:
+    from celery_anarchon.capacity import too_many_slots
     from celery_anarchon.clock import StoreClock
 
-    with settings.open_backend() as backend:
-        settings.check_store(backend.traits)
+    with scheduler.open_backend() as backend:
         told: dict[str, Any] = {
             "guarantee": backend.traits.guarantee,
             "atomic_step": backend.traits.atomic_step,
@@ -118,6 +117,8 @@ def _told_store(settings: Settings, problems: list[str]) -> dict[str, Any]:
             problems.append(str(exc))
             return told
     problems.extend(info.warnings)
+    many = too_many_slots(scheduler.jobs.values(), backend.traits, clock.now())
+    problems.extend([] if many is None else [many])
     offset = clock.offset / 1000
     if abs(offset) > CLOCK_OFF:
         problems.append(

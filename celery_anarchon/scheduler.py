@@ -18,6 +18,7 @@ from celery_anarchon import broker
 from celery_anarchon.agenda import Agenda
 from celery_anarchon.backends import Backend
 from celery_anarchon.backends.base import blot
+from celery_anarchon.capacity import too_many_slots
 from celery_anarchon.claims import Asked, ask, batches
 from celery_anarchon.clock import StoreClock
 from celery_anarchon.collect import Way
@@ -263,13 +264,31 @@ class AnarchonScheduler(Scheduler):
     def _opened(self) -> Backend:
         """Return the store; at the first time, check that it can do what the settings ask."""
         if self._backend is None:
-            backend = self.settings.open_backend()
-            self.settings.check_store(backend.traits)
+            backend = self.open_backend()
             for warning in backend.info().warnings:
                 logger.warning("anarchon: %s: %s", blot(self.settings.url), warning)
             self._clock.measure(backend)
             self._backend = backend
         return self._backend
+
+    def open_backend(self) -> Backend:
+        """Return the store, not yet asked, on the broker's connection where it can be there.
+
+        Raises:
+            ConfigurationError: it can't do what the settings demand.
+        """
+        backend = self.settings.open_backend()
+        self.settings.check_store(backend.traits)
+        shares = backend.traits.shares_broker_connection
+        if shares and broker.leads_to(self.connection, self.settings.url):
+            backend.share_connection(self._connection_of_claims)
+        return backend
+
+    def _connection_of_claims(self) -> Connection:
+        """The broker's connection; where it was lost, the producer on it is made anew."""
+        if not self.connection.connected:
+            self.__dict__.pop("producer", None)
+        return self._ensure_connected()
 
     def _look_at_clock(self) -> int:
         now = self._clock.now()
@@ -294,6 +313,8 @@ class AnarchonScheduler(Scheduler):
             for job in part:
                 job.begin(states[job.name], now)
         self._agenda.arrange(now)
+        if (many := too_many_slots(self.jobs.values(), backend.traits, now)) is not None:
+            logger.warning("anarchon: %s: %s.", blot(self.settings.url), many)
         shortest = min((job.policy.lease for job in self.jobs.values()), default=LONGEST_PATROL)
         self._patrol_every = min(max(shortest / 3, SHORTEST_PATROL), LONGEST_PATROL)
         self._changed = False

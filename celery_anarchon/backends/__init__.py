@@ -28,6 +28,9 @@ EXTRAS = {
     "tls": ("nats", "nats"),
 }
 
+#: Schemes of which several URLs may stand in a row, with ";" between them, as kombu has it.
+LISTS = frozenset({"amqp", "amqps", "pyamqp"})
+
 
 def _registered() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}
@@ -69,6 +72,10 @@ def backend_class(url: str) -> type[Backend]:
 
 def _refuse_raw_secret(url: str) -> None:
     """Raise where a part of a password would be read, and shown, as a host, path or option."""
+    if ";" in url and scheme_of(url) in LISTS:
+        for one in url.split(";"):
+            _refuse_raw_secret(one)
+        return
     rest = url.partition("://")[2]
     authority = re.split("[/?#]", rest, maxsplit=1)[0]
     try:
