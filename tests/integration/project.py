@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kombu import Connection
+
 from celery_anarchon import Backend, open_backend
 from tests.processes import Process, Processes, wait_for
 
@@ -68,6 +70,8 @@ class Project:
     conf: dict[str, Any] = field(default_factory=dict)
     source: str = ""
     replicas: int = 0
+    #: Messages that were taken out of a RabbitMQ, which shows none without handing it out.
+    taken: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def folder(self) -> Path:
@@ -126,6 +130,9 @@ class Project:
     def _payloads(self) -> list[dict[str, Any]]:
         if self.broker.startswith("filesystem"):
             return [json.loads(text) for text in _whole_files(self.folder / "messages")]
+        if self.broker.startswith("amqp"):
+            self.taken += _taken(self.broker)
+            return self.taken
         import redis
 
         with redis.Redis.from_url(self.broker) as client:
@@ -136,6 +143,18 @@ def _whole_files(folder: Path) -> list[str]:
     """Return the texts of the message files that have been written to their end."""
     texts = (file.read_text() for file in folder.glob("*.msg"))
     return [text for text in texts if text.endswith("}")]
+
+
+def _taken(url: str) -> list[dict[str, Any]]:
+    """Take all messages out of the queue ``celery``."""
+    found = []
+    with Connection(url) as connection:
+        channel = connection.default_channel
+        channel.queue_declare("celery", durable=True, auto_delete=False)
+        while (message := channel.basic_get("celery", no_ack=True)) is not None:
+            body = base64.b64encode(bytes(message.body, "utf-8")).decode()
+            found.append({"headers": message.headers, "body": body})
+    return found
 
 
 def _sent(payload: dict[str, Any]) -> Sent:

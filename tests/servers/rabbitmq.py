@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import quote
@@ -120,6 +122,39 @@ class RabbitMQ(Server):
         connection.connect()
         return connection
 
+    def ctl(self, *arguments: str) -> str:
+        """Run ``rabbitmqctl`` and return what it prints, without its banner."""
+        done = subprocess.run(
+            [*self.inside(), str(Path(SCRIPT).with_name("rabbitmqctl")), "-q", *arguments],
+            env={**os.environ, **{k: v for k, v in self.environment().items() if v is not None}},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def inside(self) -> list[str]:
+        """Return the command that runs another one where the broker's files are."""
+        return []
+
+    def connections(self) -> list[str]:
+        """Return the names of the broker's client connections, by its own list."""
+        return self.ctl("list_connections", "name", "--no-table-headers").splitlines()
+
+    def vhost(self) -> str:
+        """Return the URL of a new virtual host for the user ``guest``."""
+        name = f"v{secrets.token_hex(4)}"
+        # One call, as each takes a second.
+        self.ctl(
+            "eval",
+            f'rabbit_vhost:add(<<"{name}">>, <<"test">>), '
+            f'rabbit_auth_backend_internal:set_permissions(<<"guest">>, <<"{name}">>, '
+            '<<".*">>, <<".*">>, <<".*">>, <<"test">>).',
+        )
+        return self.url(name)
+
     def url(self, vhost: str = "/") -> str:
         """Return the URL of a virtual host for the user ``guest``."""
         scheme = "amqps" if self.certificate else "amqp"
@@ -163,3 +198,14 @@ class RabbitMQ4(RabbitMQ):
             "exec " + shlex.join(map(str, self.shell(f"chroot {tree} "))),
         ]
         return ["unshare", "--mount", "sh", "-euc", "\n".join(steps)]
+
+    def inside(self) -> list[str]:
+        """Return the command that runs another one where the broker's files are."""
+        return [
+            "nsenter",
+            "--mount",
+            "--target",
+            str(self.pid),
+            "chroot",
+            str(self.tree(self.suite)),
+        ]

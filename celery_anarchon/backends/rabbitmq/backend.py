@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -138,27 +139,32 @@ class RabbitMQBackend(Backend):
         What is still missing at the end, by an error, was claimed by nobody here.
         """
         left = list(range(len(gates)))
+        unseen = {Answer.MISSING, Answer.TAKEN}
         for _ in range(1 + DECLARES):
             try:
                 link.ask([gates[number] for number in left])
             finally:
                 for number, answer in zip(left, link.heard(), strict=False):
                     answers[number] = answer
-            left = [number for number in left if answers[number] is Answer.MISSING]
-            if not left:
-                return
-            unfit = link.declare([gates[number] for number in left])
-            for number in left:
+            # A queue that is there without our doing may be one that takes every message.
+            to_declare = [number for number in left if answers[number] in unseen]
+            unseen = {Answer.MISSING}
+            unfit = link.declare([gates[number] for number in to_declare])
+            for number in to_declare:
                 if gates[number].queue in unfit:
                     answers[number] = Answer.SILENT
-            left = [number for number in left if answers[number] is Answer.MISSING]
+            left = [number for number in to_declare if answers[number] is Answer.MISSING]
+            if not left:
+                return
         for number in left:
             answers[number] = Answer.SILENT
 
     def _gate(self, claim: Claim) -> Gate:
-        body = json.dumps({"token": claim.token, "replica": self.instance})
         expires = min(_ms(claim.keep) + MARGIN, LONGEST_EXPIRY)
-        return Gate(self._names.gate(claim.job, claim.slot), body, expires)
+        return Gate(self._names.gate(claim.job, claim.slot), self._body(claim.token), expires)
+
+    def _body(self, token: str) -> str:
+        return json.dumps({"token": token, "replica": self.instance})
 
     def _untimely(self, claim: Claim) -> Verdict | None:
         now = _now()
@@ -277,7 +283,7 @@ class RabbitMQBackend(Backend):
             Unsupported: it does not hold.
             ConfigurationError: the user may not do what claims need.
         """
-        gate = Gate(self._names.probe(), "", PROBE_EXPIRES)
+        gate = Gate(self._names.probe(), self._body(secrets.token_hex(16)), PROBE_EXPIRES)
         try:
             link = self._tried_link()
             link.declare([gate])

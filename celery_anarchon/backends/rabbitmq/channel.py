@@ -28,6 +28,9 @@ class Answer(str, Enum):
     #: Nothing was heard.
     SILENT = "silent"
 
+    def __str__(self) -> str:
+        return self.value
+
 
 class Gate(NamedTuple):
     """A question to a gate queue.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import time
 from collections import Counter
@@ -34,6 +35,10 @@ FRESH = 0.5
 DECLARES = 4
 
 ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 403, 404, 405, 406
+
+
+#: What the broker says of a queue that is there with another lifetime, ms.
+OTHER_EXPIRY = re.compile(r"arg 'x-expires' for .*current is (?:the value )?'(\d+)'", re.S)
 
 
 class LinkLost(Exception):
@@ -135,7 +140,7 @@ class Link:
             LinkLost: the broker did not answer.
             Refused: the user may not declare them.
         """
-        arguments = {gate.queue: _arguments(gate) for gate in gates}
+        arguments = {gate.queue: _arguments(gate.expires) for gate in gates}
         tries: Counter[str] = Counter()
         unfit: set[str] = set()
         while arguments:
@@ -145,9 +150,13 @@ class Link:
             first = next(iter(arguments))
             tries[first] += 1
             if refusal.code == PRECONDITION_FAILED:
-                if "'x-expires'" not in refusal.text:
+                other = OTHER_EXPIRY.search(refusal.text)
+                if other is not None and tries[first] == 1:
+                    # Of several differences it names one; so ask again without that one.
+                    arguments[first] = _arguments(int(other[1]))
+                else:
                     unfit.add(first)
-                del arguments[first]
+                    del arguments[first]
             elif refusal.code not in {NOT_FOUND, RESOURCE_LOCKED}:
                 raise _error(refusal)
             elif tries[first] >= DECLARES:
@@ -248,13 +257,13 @@ def retire(connection: amqp.Connection) -> socket.socket | None:
     return kept
 
 
-def _arguments(gate: Gate) -> Mapping[str, Any]:
+def _arguments(expires: int) -> Mapping[str, Any]:
     return {
         # A quorum queue holds more than its length, and a virtual host may make it the default.
         "x-queue-type": "classic",
         "x-max-length": 1,
         "x-overflow": "reject-publish",
-        "x-expires": gate.expires,
+        "x-expires": expires,
     }
 
 
