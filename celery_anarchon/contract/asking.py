@@ -15,6 +15,7 @@ __all__ = (
     "ask",
     "begin",
     "by_slot",
+    "finish_many",
     "lapse",
     "only_run",
     "outcomes",
@@ -91,3 +92,12 @@ def only_run(backend: Backend, job: str = "job") -> Run:
     """Return the one run of a job."""
     (run,) = backend.runs(job)
     return run
+
+
+def finish_many(backend: Backend, count: int, **terms: Any) -> None:
+    """Win and finish *count* new runs of ``"job"``, one by one."""
+    first = backend.now() - 500
+    for number in range(count):
+        claim = question("job", first + number, **terms)
+        assert outcomes(backend, [claim]) == [Outcome.WON]
+        assert backend.finish([claim], "done") == [True]
