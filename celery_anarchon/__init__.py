@@ -22,6 +22,7 @@ from celery_anarchon.types import Claim, JobState, Outcome, Run, RunState, Verdi
 if TYPE_CHECKING:
     from celery_anarchon.scheduler import AnarchonScheduler
     from celery_anarchon.timetable import cron
+    from celery_anarchon.worker import CurrentRun, current_run, install
 
 __all__ = (
     "AnarchonError",
@@ -30,6 +31,7 @@ __all__ = (
     "BackendError",
     "Claim",
     "ConfigurationError",
+    "CurrentRun",
     "JobState",
     "Outcome",
     "Run",
@@ -37,6 +39,8 @@ __all__ = (
     "Verdict",
     "__version__",
     "cron",
+    "current_run",
+    "install",
     "open_backend",
     "schemes",
 )
@@ -44,7 +48,10 @@ __all__ = (
 #: Names that need Celery, loaded on use: every ``celery`` command imports this package.
 _LAZY = {
     "AnarchonScheduler": "celery_anarchon.scheduler",
+    "CurrentRun": "celery_anarchon.worker",
     "cron": "celery_anarchon.timetable",
+    "current_run": "celery_anarchon.worker",
+    "install": "celery_anarchon.worker",
 }
 
 

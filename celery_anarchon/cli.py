@@ -18,6 +18,7 @@ from celery_anarchon.errors import AnarchonError, BackendError
 if TYPE_CHECKING:
     from celery_anarchon.jobs import Job
     from celery_anarchon.scheduler import AnarchonScheduler
+    from celery_anarchon.types import Run
 
 __all__ = ("anarchon",)
 
@@ -250,3 +251,64 @@ def schema(ctx: click.Context, role: str | None, as_json: bool) -> None:
         click.echo(json.dumps({"sql": sql}) if as_json else sql.rstrip())
     except UnicodeEncodeError as exc:
         raise click.ClickException(f"{exc}; set PYTHONIOENCODING=utf-8, or use --json") from exc
+
+
+@command("runs")
+@click.option("--job", "job_name", help="Only this job.")
+@click.option(
+    "--limit",
+    default=20,
+    show_default=True,
+    type=click.IntRange(1, 100_000),
+    help="How many runs.",
+)
+def runs(ctx: click.Context, job_name: str | None, limit: int, as_json: bool) -> None:
+    """Show the latest runs, latest slot first, as the store's history tells them."""
+    try:
+        settings = _scheduler(ctx).settings
+        with settings.open_backend() as backend:
+            found = backend.runs(job_name, limit)
+    except AnarchonError as exc:
+        raise click.ClickException(str(exc)) from exc
+    told = [_told_run(run, settings.prefix) for run in found]
+    _show(told, as_json, lambda: _run_lines(told))
+
+
+def _told_run(run: Run, prefix: str) -> dict[str, Any]:
+    from celery_anarchon.headers import task_id
+    from celery_anarchon.slots import to_datetime
+
+    def instant(ms: int | None) -> str | None:
+        return None if ms is None else to_datetime(ms).isoformat(timespec="milliseconds")
+
+    return {
+        "job": run.job,
+        "slot": instant(run.slot),
+        "attempt": run.attempt,
+        "state": run.state.value,
+        "replica": run.replica,
+        "worker": run.worker or None,
+        "task_id": task_id(prefix, run.job, run.slot),
+        "claimed": instant(run.claimed),
+        "started": instant(run.started),
+        "finished": instant(run.finished),
+        "lateness": run.lateness,
+    }
+
+
+def _run_lines(told: list[dict[str, Any]]) -> Iterable[str]:
+    """A table, one run to a line; the job comes last, as it may be of any length."""
+    names = ["slot", "attempt", "state", "claimed", "started", "finished", "lateness"]
+    names += ["replica", "worker", "task_id", "job"]
+    rows = [names, *([_cell(run[name]) for name in names] for run in told)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(names))]
+    for row in rows:
+        yield "  ".join(
+            f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)
+        ).rstrip()
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return "-" if value is None else str(value)
