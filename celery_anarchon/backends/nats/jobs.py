@@ -26,6 +26,9 @@ NO_MESSAGE = 10037
 WRONG_LAST = {10071, 10164}
 #: Messages that the first look back for the latest runs of all jobs covers.
 FIRST_LOOK = 1000
+#: Bytes that the server sends for one request at most: it cuts off a client that is too slow for
+#: what it has asked for.
+PAGE_BYTES = 500_000
 
 #: Slot, token, when it was claimed, replica.
 Won = tuple[int, str, int, str]
@@ -197,7 +200,12 @@ class Jobs:
             *some, last = await session.stream(
                 session.api(
                     f"DIRECT.GET.{self._names.jobs}",
-                    {"seq": start, "next_by_subj": subject, "batch": count},
+                    {
+                        "seq": start,
+                        "next_by_subj": subject,
+                        "batch": count,
+                        "max_bytes": PAGE_BYTES,
+                    },
                 )
             )
             status = last.headers["Status"]
