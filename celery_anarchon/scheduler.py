@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
 from celery.beat import BeatLazyFunc, ScheduleEntry, Scheduler
 from celery.utils.log import get_logger
 from kombu import Connection
-from kombu.utils.objects import cached_property
 
 from celery_anarchon import broker
 from celery_anarchon.agenda import Agenda
@@ -21,13 +19,13 @@ from celery_anarchon.backends.base import blot
 from celery_anarchon.capacity import too_many_slots
 from celery_anarchon.claims import Asked, ask, batches
 from celery_anarchon.clock import StoreClock
-from celery_anarchon.collect import Way
-from celery_anarchon.dispatch import check_entry, evaluate_arguments, stamped, suspicious_options
+from celery_anarchon.dispatch import check_entry, suspicious_options
 from celery_anarchon.errors import AnarchonError, BackendError, ConfigurationError
 from celery_anarchon.health import Health
 from celery_anarchon.jobs import Job, share_of
-from celery_anarchon.outbox import LeaseLost, Outbox, Parcel
+from celery_anarchon.outbox import Outbox
 from celery_anarchon.patrol import Patrol
+from celery_anarchon.postman import BrokerPostman
 from celery_anarchon.settings import Settings, read_settings
 from celery_anarchon.slots import to_datetime
 from celery_anarchon.types import Outcome
@@ -43,16 +41,16 @@ TURNED_BACK = 1000
 #: Jobs made known to the store in one call.
 REGISTER_BATCH = 1000
 
-NOT_SENT = RuntimeError("apply_entry() did not call apply_async()")
 
-
-class AnarchonScheduler(Scheduler):
+class AnarchonScheduler(BrokerPostman, Scheduler):
     """A scheduler of which any number of replicas may run at once.
 
     Each tick: the due slots of all jobs → a producer → batches of claims → the messages of those
     that were won → their claims finished, or given back where a message could not be sent. Now
     and then it patrols for runs whose holder died.
     """
+
+    lazy_argument = BeatLazyFunc
 
     def __init__(self, app: Any, *args: Any, **kwargs: Any) -> None:
         self._agenda = Agenda(logger)
@@ -67,8 +65,6 @@ class AnarchonScheduler(Scheduler):
         self._lapsed = Patrol(logger)
         self._store = Health("the claim store", logger)
         self._broker = Health("the broker", logger)
-        self._publish_error: BaseException | None = None
-        self._way: Way | None = None
         self._ticking = False
         self._close_wanted = False
         #: How many claims had which outcome, since the start.
@@ -346,108 +342,6 @@ class AnarchonScheduler(Scheduler):
         if self._lapsed.resting:
             self._patrol_at = min(self._patrol_at, now + round(SHORTEST_PATROL * 1000))
         return claims
-
-    # ---- messages
-
-    def publish(self, asked: Asked) -> BaseException | None:
-        """Send the message of a won claim; return the error where that failed."""
-        entry = stamped(asked, self.settings.prefix)
-        try:
-            evaluate_arguments(entry, BeatLazyFunc)
-        except Exception as exc:
-            logger.error("anarchon: the lazy arguments of %r: %r", entry.name, exc, exc_info=True)
-            return exc
-        if not asked.fresh:
-            return LeaseLost(f"the lease of {entry.name!r} ran out while its arguments were made")
-        self._publish_error = NOT_SENT
-        self.apply_entry(entry, producer=self.producer)
-        if self._publish_error is None:
-            asked.job.entry.last_run_at = entry.last_run_at
-            asked.job.entry.total_run_count += 1
-        return self._publish_error
-
-    @contextmanager
-    def parcel(self, backend: Backend) -> Iterator[Parcel | None]:
-        """Return what collects messages while it is open, or None where each leaves by itself."""
-        producer = self.producer
-        if self._way is None or self._way.producer is not producer:
-            self._way = Way.of(producer, backend)
-        if not self._way.collects:
-            yield None
-        else:
-            with self._way.parcel() as parcel:
-                yield parcel
-
-    def fence_refused(self) -> None:
-        """Let the store publish no more messages, until the broker is connected to anew."""
-        if self._way is not None and self._way.fenced:
-            self._way.fenced = False
-            logger.warning(
-                "anarchon: the store could not publish a message; they leave unfenced now, so "
-                "that a run is sent twice where a replica dies at the wrong moment."
-            )
-
-    def broker_answered(self) -> None:
-        """Note that the broker has taken messages."""
-        self._broker.recovered()
-
-    def apply_async(
-        self, entry: ScheduleEntry, producer: Any = None, advance: bool = True, **kwargs: Any
-    ) -> Any:
-        """Send the message of *entry*; note whether that went well, which ``apply_entry`` hides."""
-        try:
-            result = super().apply_async(entry, producer=producer, advance=advance, **kwargs)
-        except Exception as exc:
-            # SchedulingError wraps what really happened.
-            self._publish_error = exc.__context__ or exc
-            raise
-        self._publish_error = None
-        return result
-
-    @cached_property
-    def connection(self) -> Connection:
-        """The broker's connection, with a bound on every wait."""
-        connection = self.app.connection_for_write()
-        bounds = broker.bounds(connection)
-        return self.app.connection_for_write(transport_options=bounds) if bounds else connection
-
-    def _ensure_connected(self) -> Connection:
-        """Connect to each of the broker's hosts at most once, instead of a hundred times."""
-        hosts = len(self.connection.alt or [None])
-        return self.connection.ensure_connection(
-            max_retries=hosts, interval_start=0, interval_step=0, timeout=broker.CONNECT_TIMEOUT
-        )
-
-    def reach_broker(self) -> bool:
-        """Connect where needed, and tell whether a message can be sent now."""
-        if self._broker.wait():
-            return False
-        try:
-            self.producer  # noqa: B018
-        except broker.publish_errors(self.connection) as exc:
-            self.broker_failed(exc, give_up=True)
-            return False
-        return True
-
-    def is_broker_error(self, error: BaseException) -> bool:
-        """Whether *error* speaks of the broker rather than of one message."""
-        return isinstance(error, broker.publish_errors(self.connection))
-
-    def broker_failed(self, error: BaseException, *, give_up: bool) -> None:
-        """Drop the connection; with *give_up*, leave the broker alone for a while."""
-        self._drop_broker()
-        if give_up:
-            self._broker.failed(error)
-
-    def _drop_broker(self) -> None:
-        """Let go of the connection without a farewell, which a dead broker would not answer."""
-        self.__dict__.pop("producer", None)
-        connection = self.__dict__.pop("connection", None)
-        if connection is not None:
-            try:
-                connection.collect(socket_timeout=0.1)
-            except Exception as exc:  # noqa: BLE001  a transport may raise anything here
-                logger.debug("anarchon: dropping the broker's connection: %r", exc)
 
     # ---- the end
 
