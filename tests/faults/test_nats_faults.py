@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import random
 import secrets
@@ -14,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import nats
 import pytest
 
 from celery_anarchon import BackendError, Claim, Outcome, open_backend
@@ -25,7 +22,7 @@ from celery_anarchon.contract.crew import Crew
 from celery_anarchon.contract.tasks import claim_in_batches, insist
 from tests.integration.project import Project
 from tests.processes import Processes, wait_for
-from tests.servers.nats import NATS, NATSCluster
+from tests.servers.nats import NATS, NATSCluster, operate
 from tests.servers.proxy import Proxy
 
 pytestmark = pytest.mark.server("nats")
@@ -277,21 +274,6 @@ def test_a_history_that_would_make_a_slow_consumer() -> None:
                 proxy.cut_after_request(containing=b"DIRECT.GET")
                 assert len(reader.runs(limit=runs)) == runs
             assert proxy.swallowed == 1
-
-
-def operate(url: str, subject: str, body: Any = None) -> Any:
-    """Ask the JetStream API as an operator would."""
-
-    async def ask() -> Any:
-        client = await nats.connect(url, allow_reconnect=False)
-        payload = b"" if body is None else json.dumps(body).encode()
-        reply = await client.request(f"$JS.API.{subject}", payload, timeout=5)
-        await client.close()
-        answer = json.loads(reply.data)
-        assert "error" not in answer, answer
-        return answer
-
-    return asyncio.run(ask())
 
 
 # -- a cluster

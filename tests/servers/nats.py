@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections.abc import Sequence
@@ -12,6 +13,22 @@ from typing import Any
 from tests.servers.base import Server, ServerSet, free_port
 from tests.servers.cache import wheel_program
 from tests.servers.tls import Certificate, make_certificate
+
+
+def operate(url: str, subject: str, body: Any = None) -> Any:
+    """Ask the JetStream API as an operator would, and return the answer."""
+    import nats
+
+    async def ask() -> Any:
+        client = await nats.connect(url, allow_reconnect=False)
+        payload = b"" if body is None else json.dumps(body).encode()
+        reply = await client.request(f"$JS.API.{subject}", payload, timeout=5)
+        await client.close()
+        answer = json.loads(reply.data)
+        assert "error" not in answer, answer
+        return answer
+
+    return asyncio.run(ask())
 
 
 class NATS(Server):

@@ -77,8 +77,13 @@ class Address:
             raise ConfigurationError(f"{self.shown}: tls_ca, tls_cert or tls_key: {exc}") from None
         return context
 
-    def check_files(self) -> None:
-        """Raise where a file of the login can't be used: the library might read it for ever."""
+    def login_options(self) -> dict[str, str]:
+        """Return the login for the client library.
+
+        Raises:
+            ConfigurationError: a file can't be used; the library might read it for ever.
+        """
+        options = dict(self.login)
         for name, parameter, marks in SECRET_FILES:
             path = self.login.get(parameter)
             if path is None:
@@ -93,6 +98,10 @@ class Address:
                     f"{self.shown}: {name} = {path!r} is no such file; `nsc generate` and "
                     "`nk -gen user` make them"
                 )
+            if name == "nkey":  # older libraries stumble over the end of the line
+                del options[parameter]
+                options["nkeys_seed_str"] = text.strip()
+        return options
 
     def scrub(self, text: str) -> str:
         """Return *text* without any secret, on one line."""

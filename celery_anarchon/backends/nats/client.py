@@ -46,6 +46,10 @@ OLDEST_VERSION = (2, 11)
 PING_SECONDS = 20
 
 
+#: What the client library raises where it can't connect.
+EXPECTED = (OSError, errors.Error, asyncio.TimeoutError)
+
+
 class Question(NamedTuple):
     """One request: its subject, body and headers."""
 
@@ -107,7 +111,7 @@ class Session:
                 connecting = self._connection(host, share, number)
                 self._client = await asyncio.wait_for(connecting, share)
                 break
-            except (OSError, errors.Error, asyncio.TimeoutError) as exc:
+            except EXPECTED as exc:
                 if number + 1 == len(hosts):
                     self._fail(exc)
         self._error = None
@@ -177,8 +181,7 @@ class Session:
                 self._break(Lost("the connection was closed"))
 
         address = self._address
-        address.check_files()
-        options: dict[str, Any] = dict(address.login)
+        options: dict[str, Any] = address.login_options()
         context = address.tls_context()
         if context is not None:
             options["tls"] = context
