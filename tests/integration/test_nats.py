@@ -256,6 +256,24 @@ def test_the_latest_runs_lie_far_back(
     assert backend.runs(limit=0) == []
 
 
+@pytest.mark.server("nats")
+def test_what_a_batch_costs() -> None:
+    """One look at the clock, then for each claim its publish, and what follows from that."""
+    with NATS() as server, open_backend(server.url()) as backend:
+        slot = backend.now() - 1000
+        jobs = [f"job {number}" for number in range(100)]
+        backend.register(dict.fromkeys(jobs, "hourly"))
+
+        def messages(claims: list[Claim]) -> int:
+            before = server.monitor("/varz")["in_msgs"]
+            backend.claim(claims)
+            return int(server.monitor("/varz")["in_msgs"] - before)
+
+        assert messages([question(job, slot) for job in jobs]) == 1 + 100 + 100
+        assert messages([question(job, slot) for job in jobs]) == 1 + 100 + 100
+        assert messages([question(job, slot + 10**8) for job in jobs]) == 1
+
+
 # -- the clock
 
 

@@ -80,6 +80,18 @@ def test_a_url_that_can_t_be_used(url: str, named: str) -> None:
     assert "s3cr3t" not in str(caught.value)
 
 
+def test_a_host_s_name_is_looked_up_by_nobody_who_is_waited_for(nats_server: Any) -> None:
+    """The threads of asyncio's own pool would be joined at exit, however long a resolver takes."""
+    with open_backend(f"nats://localhost:{nats_server.port}") as backend:
+        assert backend.now()
+        assert not [one.name for one in threading.enumerate() if one.name.startswith("asyncio")]
+
+
+def test_a_host_that_nobody_knows() -> None:
+    with pytest.raises(BackendError, match="not known|resolution|No address"):
+        open_backend("nats://nowhere.invalid")
+
+
 def test_tokens_of_subjects_are_injective() -> None:
     tokens = [token(name) for name in ODD_NAMES]
     assert len(set(tokens)) == len(ODD_NAMES)
@@ -208,8 +220,7 @@ def test_tls() -> None:
         assert server.certificate is not None
         ca = server.certificate.certificate
         works(f"{server.url()}?tls_ca={ca}")
-        named = f"tls://localhost:{server.port}?tls_ca={ca}"
-        works(named.replace("localhost", "127.0.0.1") + "&tls_hostname=localhost")
+        works(f"{server.url()}?tls_ca={ca}&tls_hostname=localhost")
         with pytest.raises(BackendError, match="certificate"):
             open_backend(server.url())
         with pytest.raises(BackendError, match="certificate"):
