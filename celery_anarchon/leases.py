@@ -25,9 +25,9 @@ __all__ = ("Ending", "Held", "Leases")
 
 T = TypeVar("T")
 
-#: How the worker lets go of a run: it ended; its message waits in a queue, that of its retry or
-#: this one ``"again"``; or the lease is given up, for another replica to take the run over at once.
-Ending = FinalState | Literal["queued", "again", "lapsed"]
+#: How the worker lets go of a run: it ended, or a message of it waits in a queue: that of a retry,
+#: or ``"again"`` the one at hand.
+Ending = FinalState | Literal["queued", "again"]
 
 #: A confirm that is not answered is asked again after so long, doubled up to the longest, seconds.
 FIRST_RETRY, LONGEST_RETRY = 0.1, 2.0
@@ -278,9 +278,7 @@ class Leases:
 
 
 def _tell(store: Backend, claims: Sequence[Claim], ending: Ending) -> None:
-    if ending == "lapsed":
-        store.renew(claims, 0)
-    elif ending == "queued" or ending == "again":
+    if ending == "queued" or ending == "again":
         store.queue(claims, again=ending == "again")
     else:
         store.finish(claims, ending)

@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from celery import Celery, signals, states
-from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
+from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.log import get_logger
 from celery.utils.time import maybe_make_aware
 
@@ -33,8 +33,6 @@ logger = get_logger("celery_anarchon.worker")
 
 #: How long a stopping worker process may take to tell how its runs ended, seconds.
 FLUSH = 2.0
-#: What ends the worker in the middle of a task, rather than the task.
-WORKER_ENDS = (WorkerShutdown, WorkerTerminate, KeyboardInterrupt)
 #: Name of the attribute by which a request knows its run, and a function that it is wrapped.
 MARK = "_anarchon_run"
 
@@ -242,9 +240,6 @@ class Worker:
         token = _current.set(CurrentRun(body.held, body.leases))
         try:
             return call()
-        except WORKER_ENDS:
-            body.cut_off = True
-            raise
         finally:
             _current.reset(token)
 
@@ -277,14 +272,12 @@ class Body:
     """The execution of a task's body for a run.
 
     Attributes:
-        cut_off: whether the worker was stopped in the middle of it.
         retry: what the task sent to be tried again while it went on, or None.
     """
 
     def __init__(self, held: Held, leases: Leases) -> None:
         self.held = held
         self.leases = leases
-        self.cut_off = False
         self.retry: Retry | None = None
 
     def ending(self, state: str | None, retval: Any, *, late: bool) -> tuple[Claim, Ending]:
@@ -303,7 +296,7 @@ class Body:
             return claim, "again"
         if state in (states.SUCCESS, states.IGNORED):
             return claim, "done"
-        return claim, "lapsed" if self.cut_off else "failed"
+        return claim, "failed"
 
 
 def claim_of(header: Any, terms: Any, retries: int | None) -> Claim | None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import pytest
 
 from celery_anarchon import Run
 from tests.integration.project import Project
@@ -132,3 +135,27 @@ class Runs:
         runs = [str(run) for run in self.backend.runs(limit=8)]
         logs = [process.tail(12) for process in self.project.processes.started]
         return "\n".join([*runs, *map(str, self.notes()[-8:]), *logs])
+
+
+@contextmanager
+def made_for(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Runs]]:
+    """Give a function that makes the runs of a test's project, by the name of its store.
+
+    The broker of ``"redis"`` is the same database; those of the others are a folder.
+    """
+    made: list[Runs] = []
+
+    def make(store: str, url: str | None = None) -> Runs:
+        if url is None:
+            folder = request.getfixturevalue("tmp_path")
+            server = store != "sqlite" and request.getfixturevalue(f"{store}_server")
+            url = server.fresh() if server else f"sqlite:///{folder}/claims.db"
+        broker = url if store == "redis" else "filesystem://"
+        made.append(Runs(Project(request.getfixturevalue("processes"), broker, url)))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for runs in made:
+            runs.backend.close()

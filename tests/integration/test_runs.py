@@ -5,34 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from celery_anarchon.headers import task_id
-from tests.integration.project import Project
-from tests.integration.runs import Runs
+from tests.integration.runs import Runs, made_for
 from tests.processes import Processes
-
-
-@pytest.fixture
-def postgresql_project(processes: Processes, redis_server: Any, postgresql_server: Any) -> Project:
-    """Claims in PostgreSQL, messages in a Redis."""
-    return Project(processes, redis_server.fresh(), postgresql_server.fresh())
 
 
 @pytest.fixture
 def started(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Runs]]:
     """Makes the runs of a project by the name of its store."""
-    made = []
-
-    def make(store: str) -> Runs:
-        made.append(Runs(request.getfixturevalue(f"{store}_project")))
-        return made[-1]
-
-    yield make
-    for runs in made:
-        runs.backend.close()
+    with made_for(request) as make:
+        yield make
 
 
 POOLS = """
@@ -83,7 +68,7 @@ def calls(self, again=True):
 
 JOBS = ("quick", "fails", "retries", "auto", "goes_on", "calls")
 app.conf.beat_schedule = {
-    job: {"task": f"proj.{job}", "schedule": 3.0} for job in JOBS
+    job: {"task": f"proj.{job}", "schedule": 2.0} for job in JOBS
 }
 """
 
@@ -161,6 +146,7 @@ app.conf.beat_schedule["expires"] = {
 """
 
 
+@pytest.mark.server("redis")
 def test_time_limits_exits_revokes_and_expiry_are_failures(
     started: Callable[[str], Runs],
 ) -> None:
@@ -187,6 +173,7 @@ def test_time_limits_exits_revokes_and_expiry_are_failures(
     assert {run.started for run in ended if run.job == "expires"} == {None}
 
 
+@pytest.mark.server("redis")
 def test_a_second_copy_is_not_run(started: Callable[[str], Runs]) -> None:
     runs = started("redis")
     runs.write(
@@ -219,6 +206,7 @@ app.conf.beat_schedule = {"job": {"task": "proj.slow", "schedule": 3.0}}
     assert {run.state.value for run in runs.wait_ended()} == {"done"}
 
 
+@pytest.mark.server("redis")
 def test_a_message_that_the_broker_sends_again_while_it_runs(
     started: Callable[[str], Runs],
 ) -> None:
@@ -305,6 +293,7 @@ app.conf.beat_schedule = {"job": {"task": "proj.work", "schedule": 2.0}}
     assert worker.terminate(10) == 0
 
 
+@pytest.mark.server("redis")
 def test_waiting_in_a_queue_for_longer_than_it_may(started: Callable[[str], Runs]) -> None:
     runs = started("redis")
     runs.write(
