@@ -229,7 +229,7 @@ class RabbitMQBackend(Backend):
         )
 
     def _drop(self) -> None:
-        """Let go of the link's connection without a farewell."""
+        """Let go of the link's connection without waiting for it."""
         link, self._link = self._link, None
         if link is None:
             return
