@@ -9,6 +9,8 @@ __all__ = ("Health",)
 
 FIRST_RETRY = 0.5
 LONGEST_RETRY = 5.0
+#: Trouble that lasts is told of again after so long: it may be a wrong password. Seconds.
+TELL_AGAIN = 300.0
 
 
 class Health:
@@ -22,6 +24,7 @@ class Health:
         self.what = what
         self._logger = logger
         self._down_since: float | None = None
+        self._told_at = 0.0
         self._delay = FIRST_RETRY
         self.retry_at = 0.0
 
@@ -35,12 +38,18 @@ class Health:
         return max(0.0, self.retry_at - time.monotonic())
 
     def failed(self, reason: object) -> None:
-        """Note a failure; only the first of a row is logged."""
+        """Note a failure; of a row the first is logged, and one now and then."""
         now = time.monotonic()
         if self._down_since is None:
-            self._down_since = now
+            self._down_since = self._told_at = now
+            self._logger.error("anarchon: %s: %s; trying again until it answers", self.what, reason)
+        elif now - self._told_at > TELL_AGAIN:
+            self._told_at = now
             self._logger.error(
-                "anarchon: %s: %s. Trying again until it answers.", self.what, reason
+                "anarchon: %s has not answered for %.0f s: %s",
+                self.what,
+                now - self._down_since,
+                reason,
             )
         self.retry_at = now + self._delay
         self._delay = min(self._delay * 2, LONGEST_RETRY)

@@ -22,6 +22,8 @@ MISSED_PER_TICK = 100
 #: With ``catch_up="none"`` a slot may still be claimed so long after it, ms: a slow tick is not an
 #: outage.
 GRACE_MS = 60_000
+#: Slots that were given up are counted so far, for each job.
+PASSED_OVER_BOUND = 1000
 #: A slot that the store called early is asked for again no sooner than this, ms.
 EARLY_PAUSE_MS = 50
 #: A run whose message can't be sent is tried again after so long, doubled up to the longest,
@@ -44,6 +46,7 @@ class Job:
         begun: whether the store has told how far it has come.
         cursor: every slot up to this instant is settled, ms by the store's clock.
         since: from when its schedule counts, ms.
+        passed_over: slots that :meth:`due` gave up at its last call, counted up to a bound.
         share: fraction that is fixed for the name, for what is to be spread.
         chain_end: the slot that a chained schedule continues from, ms, as the store knows it.
         asked: slot → token of claims that the store has not answered.
@@ -63,6 +66,7 @@ class Job:
         self.asked: dict[int, str] = {}
         self.share = share_of(entry.name)
         self.put_off = round(policy.splay * self.share * 1000)
+        self.passed_over = 0
         self._not_before = 0
         self._rests_until = 0.0
         self._rest = FIRST_REST
@@ -155,11 +159,20 @@ class Job:
             oldest = max(oldest, now - GRACE_MS)
         slots = self._missed(oldest, now) if self.policy.catch_up == "all" else self._latest(now)
         slots = [slot for slot in slots if slot >= oldest]
+        self.passed_over = self._count_passed_over(slots, now)
         if not slots:
             self.cursor = max(self.cursor, now)
         if self.asked:
             self.asked = {slot: token for slot, token in self.asked.items() if slot in slots}
         return slots
+
+    def _count_passed_over(self, slots: list[int], now: int) -> int:
+        """Return how many slots since the cursor are neither in *slots* nor to come."""
+        if not self._slots.pure:
+            return 0  # a schedule of the user's own may raise, and this is but for the log
+        end = slots[0] if slots else now + 1
+        passed = takewhile(lambda slot: slot < end, self._slots_after(self.cursor))
+        return sum(1 for _ in islice(passed, PASSED_OVER_BOUND))
 
     def _missed(self, oldest: int, now: int) -> list[int]:
         slots = takewhile(lambda slot: slot <= now, self._slots_after(max(self.cursor, oldest - 1)))

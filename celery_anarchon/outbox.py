@@ -186,7 +186,15 @@ class Outbox:
                 asked.commands = message
             self._publish_fenced(backend, made)
             return
-        for asked, answer in zip(made, parcel.send(messages), strict=True):
+        ready = []
+        for asked, message in zip(made, messages, strict=True):
+            # The replica may have been stopped since the message was made.
+            if asked.fresh:
+                ready.append((asked, message))
+            else:
+                self._lease_lost(asked)
+        answers = parcel.send([message for _, message in ready])
+        for (asked, _), answer in zip(ready, answers, strict=True):
             if answer is Published.SENT:
                 self._sent(asked)
             else:
@@ -198,9 +206,7 @@ class Outbox:
         if error is None:
             return True, None
         if isinstance(error, LeaseLost):
-            # It may have been taken over: the store decides what becomes of it.
-            self.let_go(asked)
-            self._tell(asked, "its lease ran out before its message was sent", logging.WARNING)
+            self._lease_lost(asked)
             return False, None
         asked.job.rest()
         self.retry_soon = True
@@ -213,6 +219,11 @@ class Outbox:
         else:
             asked.attempt += 1
         return False, None
+
+    def _lease_lost(self, asked: Asked) -> None:
+        # It may have been taken over: the store decides what becomes of it.
+        self.let_go(asked)
+        self._tell(asked, "its lease ran out before its message was sent", logging.WARNING)
 
     def _sent(self, asked: Asked) -> None:
         asked.ending = "done" if asked.claim.wait is None else "queued"

@@ -38,6 +38,8 @@ logger = get_logger("celery.beat")
 SHORTEST_PATROL, LONGEST_PATROL = 1.0, 10.0
 #: A clock that goes back by more than this was set, ms.
 TURNED_BACK = 1000
+#: A warning about many jobs names so many of them.
+NAMED = 5
 #: Jobs made known to the store in one call.
 REGISTER_BATCH = 1000
 
@@ -205,9 +207,23 @@ class AnarchonScheduler(BrokerPostman, Scheduler):
                 self._outbox.send(backend, [asked for asked in batch if asked.won])
         finally:
             self._agenda.push(jobs, now)
+        self._tell_passed_over(jobs)
         if self._outbox.retry_soon:
             self._outbox.retry_soon = False
             self._patrol_at = min(self._patrol_at, now + round(SHORTEST_PATROL * 1000))
+
+    def _tell_passed_over(self, jobs: Iterable[Job]) -> None:
+        passed = {job.name: job.passed_over for job in jobs if job.passed_over}
+        if passed:
+            some = ", ".join(map(repr, sorted(passed)[:NAMED]))
+            logger.warning(
+                "anarchon: this replica passed over %d slots of %d jobs (%s%s), by catch_up and "
+                "max_late; others may have run them.",
+                sum(passed.values()),
+                len(passed),
+                some,
+                ", …" if len(passed) > NAMED else "",
+            )
 
     def _wait(self) -> float:
         """Seconds until the next slot, patrol or retry."""

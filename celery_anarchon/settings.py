@@ -171,10 +171,20 @@ def read_settings(app: Celery) -> Settings:
         history=_count("anarchon_history", given.get("history", 100)),
         default=default,
         entries=_entries(given.get("entries", {}), default, given.get("keep")),
-        zone=app.timezone,
+        zone=_app_zone(app),
         zone_is_host=not conf.enable_utc and not conf.timezone,
         schedule=_schedule(conf.beat_schedule),
     )
+
+
+def _app_zone(app: Celery) -> tzinfo:
+    try:
+        zone: tzinfo = app.timezone
+    except (KeyError, ValueError, OSError, TypeError) as exc:
+        raise ConfigurationError(
+            f"timezone = {app.conf.timezone!r} is not a time zone; for example 'Europe/Berlin'"
+        ) from exc
+    return zone
 
 
 def default_instance() -> str:

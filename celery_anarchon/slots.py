@@ -33,12 +33,14 @@ class Slots:
     Thousands of jobs with one rule ask the same at the same tick.
 
     Attributes:
+        pure: whether they follow from the rule alone, by this package's own code.
         chained: whether each slot is known only from the one before it.
         fingerprint: text that stands for the rule, the same on every replica.
     """
 
     def __init__(self, table: Timetable, fingerprint: str) -> None:
         self.chained = table.chained
+        self.pure = table.shareable
         self.fingerprint = fingerprint
         self._table = table
         self.at_or_before = lru_cache(_ANSWERS)(self._at_or_before)

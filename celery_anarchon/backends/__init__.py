@@ -77,6 +77,11 @@ def _refuse_raw_secret(url: str) -> None:
             _refuse_raw_secret(one)
         return
     rest = url.partition("://")[2]
+    if "://**" in blot(url):
+        raise ConfigurationError(
+            f"anarchon_url = {blot(url)!r}: what stands before the path is no list of hosts with "
+            "ports; a password comes before the host and is followed by an @"
+        )
     authority = re.split("[/?#]", rest, maxsplit=1)[0]
     try:
         urlsplit(url)

@@ -33,27 +33,38 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _TOKEN_SCHEMES = frozenset({"nats", "tls"})
 
 
+_SECRET = re.compile(r"(?i)(pas|pwd|secret|token)")
+#: ``host``, ``host:port`` or ``[IPv6]:port``; anything else may be a password without its ``@``.
+_HOST = re.compile(r"(\[[^\[\]@]*\]|[^:\[\]]*)(:\d*)?")
+
+
 def blot(url: str) -> str:
-    """Return *url* with its password, and any secret in its query, replaced by ``**``."""
+    """Return *url* with its password, and any secret in its query, replaced by ``**``.
+
+    What is no proper URL is rather shown too little of than too much.
+    """
     scheme, separator, rest = url.partition("://")
     if not separator:
-        # Perhaps a URL with a slip of the pen.
+        # Perhaps a URL with a slip of the pen, or a list of name=value.
         _, at, rest = url.rpartition("@")
-        return f"**{at}{rest}" if at else url
+        return f"**{at}{rest}" if at else " ".join(map(_blotted_pair, url.split(" ")))
     # Up to the last @: a "/", "?" or "#" that should have been written %2F may stand in a password.
     userinfo, at, rest = rest.rpartition("@")
     if at and ":" in userinfo:
         userinfo = userinfo.partition(":")[0] + ":**"
     elif at and scheme.lower() in _TOKEN_SCHEMES:
         userinfo = "**"
-    host, slash, tail = rest.partition("/")
-    path, question, query = tail.partition("?")
-    if question:
-        query = "&".join(
-            f"{pair.partition('=')[0]}=**" if "pass" in pair.partition("=")[0].lower() else pair
-            for pair in query.split("&")
-        )
-    return f"{scheme}://{userinfo}{at}{host}{slash}{path}{question}{query}"
+    place, question, query = rest.partition("?")
+    hosts, slash, path = place.partition("/")
+    if not all(_HOST.fullmatch(host) for host in hosts.split(",")):
+        hosts = "**"
+    query = "&".join(map(_blotted_pair, query.split("&")))
+    return f"{scheme}://{userinfo}{at}{hosts}{slash}{path}{question}{query}"
+
+
+def _blotted_pair(pair: str) -> str:
+    name, equals, value = pair.partition("=")
+    return f"{name}=**" if equals and value and _SECRET.search(name) else pair
 
 
 #: The options that every backend takes.

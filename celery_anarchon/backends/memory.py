@@ -105,7 +105,11 @@ class MemoryBackend(Backend):
         return time.time_ns() // 1_000_000
 
     def info(self) -> StoreInfo:
-        return StoreInfo("memory of one process", __version__)
+        return StoreInfo(
+            "memory of one process",
+            __version__,
+            ("no other process shares these claims: two replicas send everything twice",),
+        )
 
     def close(self) -> None:
         """Nothing to let go of."""

@@ -82,14 +82,14 @@ def path_of(url: str) -> str:
     """
     tail = url.partition("://")[2]
     host, slash, rest = tail.partition("/")
-    path, question, query = rest.partition("?")
+    path, question, _ = rest.partition("?")
     path = unquote(path)
     shape = "use sqlite:///relative/path or sqlite:////absolute/path"
     if host:
         host = host.rpartition("@")[2]
         raise ConfigurationError(f"{blot(url)}: {host!r} is where a host would be; {shape}")
     if question:
-        raise ConfigurationError(f"{blot(url)}: unknown option {query!r}; SQLite takes none")
+        raise ConfigurationError(f"{blot(url)}: unknown option; SQLite takes none, drop the '?'")
     if not slash or not path:
         raise ConfigurationError(f"{blot(url)}: the path is missing; {shape}")
     if ":memory:" in path:

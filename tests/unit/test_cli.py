@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from datetime import datetime
 from typing import Any
 
@@ -37,6 +38,9 @@ class Celandine(BaseSchedule):
         return slot
 
 
+#: It lasts as long as the tests.
+FOLDER = tempfile.TemporaryDirectory()
+
 ENTRIES: dict[str, Any] = {
     "night": crontab(minute="30", hour="2"),
     "minutes": 600,
@@ -49,7 +53,7 @@ def run(
     *arguments: str, code: int = 0, entries: Any = ENTRIES, charset: str = "utf-8", **conf: Any
 ) -> str:
     app = Celery("cli", set_as_current=False)
-    conf = {"anarchon_url": "memory://", **conf}
+    conf = {"anarchon_url": f"sqlite:///{FOLDER.name}/claims.db", **conf}
     app.conf.update(
         timezone="Europe/Berlin",
         result_expires=None,

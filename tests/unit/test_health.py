@@ -33,7 +33,7 @@ def test_a_row_of_failures_is_one_error(health: Health, caplog: pytest.LogCaptur
         health.failed(f"reason {number}")
     assert not health.ok
     assert [level for level, _ in told(caplog)] == ["ERROR"]
-    assert "the store: reason 0." in told(caplog)[0][1]
+    assert "the store: reason 0;" in told(caplog)[0][1]
 
 
 def test_a_recovery_is_told_once(health: Health, caplog: pytest.LogCaptureFixture) -> None:

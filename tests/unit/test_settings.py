@@ -440,7 +440,7 @@ def test_an_unknown_scheme() -> None:
     [
         ("redis://h/0?strategy=nix", ["strategy = 'nix'", "lease, stream-id, idmp, script"]),
         ("redis://h/0?nix=1", ["unknown option 'nix'", "strategy"]),
-        ("sqlite:///x?nix=1", ["unknown option 'nix=1'"]),
+        ("sqlite:///x?nix=1", ["unknown option", "x?nix=1"]),
     ],
 )
 def test_an_unknown_option_or_strategy(url: str, words: list[str]) -> None:
