@@ -107,6 +107,7 @@ def test_latest_catches_up_one_slot_after_an_outage(
         if s not in project.slots()
     ]
     assert len(missing) >= 3
+    assert "passed over" in beat.output()
 
 
 @pytest.mark.parametrize("which", ["store", "broker"])

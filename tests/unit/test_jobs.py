@@ -104,6 +104,24 @@ def test_a_slot_on_the_instant_of_the_start_is_past() -> None:
     assert job.next_due() == NOON + MINUTE
 
 
+@pytest.mark.parametrize(
+    ("policy", "later", "passed"),
+    [
+        ({}, 1, 0),
+        ({}, 10, 9),
+        ({"catch_up": "all"}, 10, 0),
+        ({"catch_up": "none"}, 10, 9),
+        ({"max_late": 3600.0, "keep": 7200.0, "catch_up": "all"}, 90, 30),
+    ],
+)
+def test_slots_that_are_given_up_are_counted(
+    policy: dict[str, Any], later: int, passed: int
+) -> None:
+    job = begun(crontab(), NOON, NOON, **policy)
+    job.due(NOON + later * MINUTE + 1)
+    assert job.passed_over == passed
+
+
 def test_latest() -> None:
     job = begun(crontab(), 0, NOON + 10 * MINUTE + 5, last=NOON)
     assert job.next_due() == NOON + MINUTE

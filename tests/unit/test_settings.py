@@ -582,3 +582,8 @@ def test_other_brokers_hold_no_claims(broker: str) -> None:
 
 def test_a_broker_that_can_hold_claims_is_not_asked_where_the_url_is_set() -> None:
     assert read(broker_url=f"mars://u:{SECRET}@h").url == "memory://"
+
+
+def test_a_timezone_that_is_none() -> None:
+    with pytest.raises(ConfigurationError, match="Mars/Phobos"):
+        read(anarchon_url="memory://", timezone="Mars/Phobos")
