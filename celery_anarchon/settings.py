@@ -234,11 +234,13 @@ def _url(app: Celery, url: Any) -> str:
 def _broker_as_store(app: Celery) -> str:
     try:
         broker = app.connection_for_write()
-    except (KeyError, ImportError, TypeError, ValueError) as exc:
-        # Other texts may hold a part of the URL.
+    except (KeyError, ImportError, TypeError, ValueError, AttributeError) as exc:
+        # Other texts may hold a part of the URL. Without its client kombu's Redis transport
+        # raises an AttributeError.
         reason = exc if isinstance(exc, ImportError) else type(exc).__name__
         raise ConfigurationError(
-            f"anarchon_url is not set, and kombu can't use broker_url ({reason}); set both"
+            f"anarchon_url is not set, and kombu can't use broker_url ({reason}); set both, and "
+            'install what the broker needs, for Redis pip install "celery-anarchon[redis]"'
         ) from None
     url = store_url(broker)
     if url is None or scheme_of(url) not in schemes():
