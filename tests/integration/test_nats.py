@@ -8,11 +8,7 @@ import multiprocessing
 import re
 import secrets
 import socket
-import subprocess
-import sys
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,12 +17,9 @@ import pytest
 
 from celery_anarchon import BackendError, Claim, ConfigurationError, Outcome, open_backend
 from celery_anarchon.backends.nats import NATSBackend
-from celery_anarchon.contract import Store
-from celery_anarchon.contract.crew import Crew
-from celery_anarchon.contract.tasks import claim_in_batches
 from celery_anarchon.errors import Unsupported
 from tests.integration.project import Project
-from tests.processes import Processes, wait_for
+from tests.processes import Processes
 from tests.servers.nats import NATS, operate
 
 FORK = multiprocessing.get_context("fork")
@@ -333,115 +326,3 @@ def test_a_server_of_several_is_away(nats_server: Any, prefix: str) -> None:
     for _ in range(5):  # in random order
         with open_backend(url, prefix=prefix) as backend:
             assert backend.now()
-
-
-# -- the thread
-
-#: Python warns of every fork beside a thread.
-FORKS = ("-W", "ignore:This process:DeprecationWarning")
-SCRIPT = """
-import gc, os, sys, threading, time
-from celery_anarchon import Claim, open_backend
-url, prefix, how = sys.argv[1:]
-backend = open_backend(url, prefix=prefix)
-assert threading.active_count() == 2
-slot = backend.now() - 1000
-assert backend.claim([Claim("job", slot, "token")])[0].won
-if how == "close":
-    backend.close()
-    assert threading.active_count() == 1
-if how == "fork":
-    if (child := os.fork()) == 0:
-        assert threading.active_count() == 1
-        assert backend.claim([Claim("child", slot, "token")])[0].won
-        sys.exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    assert not backend.claim([Claim("child", slot, "mine")])[0].won
-if how == "forget":
-    del backend
-    deadline = time.monotonic() + 20
-    while threading.active_count() > 1:  # the thread may still be at its last answer
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-        gc.collect()
-if how == "raise":
-    raise SystemExit(7)
-"""
-
-
-@pytest.mark.parametrize("how", ["close", "leave", "fork", "forget", "raise"])
-def test_nothing_is_left_at_exit(nats_server: Any, prefix: str, how: str) -> None:
-    """Python's development mode tells of sockets, loops and coroutines that were left open."""
-    done = subprocess.run(
-        [sys.executable, "-X", "dev", *FORKS, "-c", SCRIPT, nats_server.url(), prefix, how],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (done.returncode, done.stderr) == (7 if how == "raise" else 0, "")
-
-
-def connections(server: NATS) -> int:
-    """Return how many connections the server has."""
-    return int(server.monitor("/connz")["num_connections"])
-
-
-@pytest.mark.server("nats")
-def test_connections_and_threads_end() -> None:
-    with NATS() as server:
-        threads = threading.active_count()
-        for _ in range(3):
-            with open_backend(server.url()) as backend:
-                assert threading.active_count() == threads + 1
-                assert connections(server) == 1
-            assert threading.active_count() == threads
-            wait_for(lambda: connections(server) == 0, 10, "the end of the connection")
-            backend.now()
-            backend.close()
-
-
-@pytest.mark.server("nats")
-def test_a_fork_has_a_connection_of_its_own() -> None:
-    with NATS() as server, open_backend(server.url()) as backend:
-        slot = backend.now() - 1000
-        pipe, theirs = FORK.Pipe()
-
-        def child() -> None:
-            theirs.send(backend.claim([question("child", slot)])[0].won)
-            theirs.recv()
-
-        process = FORK.Process(target=child)
-        process.start()
-        assert pipe.recv() is True
-        assert connections(server) == 2
-        assert outcome(backend, question("parent", slot)) is Outcome.WON
-        backend.close()  # also while the child holds a copy of the socket
-        wait_for(lambda: connections(server) == 1, 10, "the end of the parent's connection")
-        pipe.send("end")
-        process.join(30)
-        assert process.exitcode == 0
-
-
-# -- races
-
-
-def test_twenty_processes_and_a_thousand_slots(nats_server: Any) -> None:
-    crew = Crew(20)
-    try:
-        with Store(nats_server.url()) as store:
-            slot = store.open().now() - 1000
-            names = [f"job {number}" for number in range(1000)]
-            own = [[question(job, slot) for job in names] for _ in range(20)]
-            told = crew.race(store, claim_in_batches, [(claims, 50) for claims in own])
-            won = Counter(
-                claim.job
-                for claims, verdicts in zip(own, told, strict=True)
-                for claim, verdict in zip(claims, verdicts, strict=True)
-                if verdict.won
-            )
-            assert won == dict.fromkeys(names, 1)
-            runs = store.open().runs(limit=2000)
-            assert len({run.replica for run in runs}) > 1
-            assert sorted(run.job for run in runs) == sorted(names)
-    finally:
-        crew.close()

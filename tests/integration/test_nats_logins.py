@@ -88,7 +88,7 @@ def test_a_host_s_name_is_looked_up_by_nobody_who_is_waited_for(nats_server: Any
 
 
 def test_a_host_that_nobody_knows() -> None:
-    with pytest.raises(BackendError, match="not known|resolution|No address"):
+    with pytest.raises(BackendError, match=r"not known|resolution|No address"):
         open_backend("nats://nowhere.invalid")
 
 
