@@ -77,7 +77,7 @@ def _refuse_raw_secret(url: str) -> None:
             _refuse_raw_secret(one)
         return
     rest = url.partition("://")[2]
-    if "://**" in blot(url):
+    if re.search(r"://\*\*(?!@)", blot(url)):  # with an @ it is a token
         raise ConfigurationError(
             f"anarchon_url = {blot(url)!r}: what stands before the path is no list of hosts with "
             "ports; a password comes before the host and is followed by an @"

@@ -168,7 +168,26 @@ def test_a_window_that_is_made_shorter_while_beat_runs(
     operate(url, f"STREAM.UPDATE.{prefix}-claims", {**config, "duplicate_window": 60 * 10**9})
     with pytest.raises(BackendError, match="was changed: duplicate_window = 60 s"):
         backend.claim([question("job", slot)])
+    backend.close()  # on a new connection it is no error that would end beat either
+    with pytest.raises(BackendError, match="duplicate_window = 60 s"):
+        backend.claim([question("job", slot)])
     operate(url, f"STREAM.UPDATE.{prefix}-claims", config)
+    assert outcome(backend, question("job", slot)) is Outcome.WON
+
+
+def test_streams_that_are_removed_while_beat_runs(
+    nats_server: Any, prefix: str, opened: Callable[..., NATSBackend]
+) -> None:
+    """They are made again, empty."""
+    url = nats_server.url()
+    backend = opened(url, prefix=prefix)
+    slot = backend.now() - 1000
+    assert outcome(backend, question("job", slot)) is Outcome.WON
+    for name in ("claims", "jobs"):
+        operate(url, f"STREAM.DELETE.{prefix}-{name}")
+    assert backend.now() >= slot
+    assert config_of(url, f"{prefix}-jobs")["max_age"] == 0
+    assert backend.last_slots(["job"]) == {"job": None}
     assert outcome(backend, question("job", slot)) is Outcome.WON
 
 

@@ -62,7 +62,7 @@ def test_a_url_is_read_to_the_last_part() -> None:
         ("nats://host?colour=blue", "colour"),
         ("nats://host/path", "can't be read"),
         ("nats://", "host"),
-        ("nats://host:port", "host:port"),
+        ("nats://host:port", "hosts with ports"),
         ("nats://one,,two", "host"),
         ("nats://host?tls_ca=/ca", "tls://"),
         ("tls://host?tls_key=/key", "tls_cert"),

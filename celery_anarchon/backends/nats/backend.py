@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
@@ -51,12 +51,12 @@ class NATSBackend(Backend):
         self._names = Names(self.prefix)
         self._streams = wanted(self._names, self.keep, self.history, self._address.replicas)
         self._jobs = Jobs(self._names, self.history)
-        self._client = Client(self._address)
+        self._client = Client(self._address, self._ensure)
 
     def claim(self, claims: Sequence[Claim]) -> list[Verdict]:
         if not claims:
             return []
-        return self._call(lambda session: self._decide(session, claims))
+        return self._client.call(lambda session: self._decide(session, claims))
 
     def register(self, fingerprints: Mapping[str, str]) -> dict[str, JobState]:
         async def work(session: Session) -> dict[str, JobState]:
@@ -72,7 +72,7 @@ class NATSBackend(Backend):
             records = await self._jobs.change(session, fingerprints, edit)
             return {job: _state(records[job]) for job in fingerprints}
 
-        return self._call(work) if fingerprints else {}
+        return self._client.call(work) if fingerprints else {}
 
     def last_slots(self, jobs: Iterable[str]) -> dict[str, int | None]:
         names = list(jobs)
@@ -81,33 +81,28 @@ class NATSBackend(Backend):
             records = await self._jobs.read(session, names)
             return {job: records[job].last for job in names}
 
-        return self._call(work) if names else {}
+        return self._client.call(work) if names else {}
 
     def runs(self, job: str | None = None, limit: int = 100) -> list[Run]:
-        return self._call(lambda session: self._jobs.runs(session, job, limit))
+        return self._client.call(lambda session: self._jobs.runs(session, job, limit))
 
     def now(self) -> int:
-        return self._call(self._look).now
+        return self._client.call(self._look).now
 
     def info(self) -> StoreInfo:
         async def work(session: Session) -> StoreInfo:
             await self._look(session)
             return StoreInfo("NATS JetStream", session.version, tuple(self._warnings(session)))
 
-        return self._call(work)
+        return self._client.call(work)
 
     def close(self) -> None:
         self._client.close()
 
     # -- the streams
 
-    def _call(self, work: Callable[[Session], Coroutine[Any, Any, T]]) -> T:
-        async def checked(session: Session) -> T:
-            if not session.state:
-                await ensure(session, self._streams, self._address.shown)
-            return await work(session)
-
-        return self._client.call(checked)
+    async def _ensure(self, session: Session) -> None:
+        await ensure(session, self._streams, self._address.shown)
 
     async def _look(self, session: Session) -> Look:
         return await look(session, self._streams, self._address.shown)

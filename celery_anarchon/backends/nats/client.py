@@ -301,10 +301,16 @@ class Client:
     """The connection of a backend, made on first use.
 
     Used by one thread at a time, except for :meth:`close`.
+
+    Arguments:
+        prepare: what is done first on every connection.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(
+        self, address: Address, prepare: Callable[[Session], Coroutine[Any, Any, None]]
+    ) -> None:
         self._address = address
+        self._prepare = prepare
         self._thread: LoopThread | None = None
         self._session: Session | None = None
         self._inherited: list[Any] = []
@@ -337,6 +343,12 @@ class Client:
                 if not isinstance(exc, Refused):
                     self._drop()
                 self._refuse(exc)
+            except ConfigurationError as exc:
+                self._drop()
+                if connected or not self.worked:
+                    raise
+                # It has worked before: beat is not to end because of what somebody changes now.
+                raise BackendError(str(exc)) from None
             except BaseException:
                 self._drop()
                 raise
@@ -362,12 +374,16 @@ class Client:
             self._finalizer = weakref.finalize(self, thread.close)
             session = Session(self._address)
             left = max(0.0, deadline - time.monotonic())
-            thread.run(session.connect(left), left)
+            thread.run(self._connect(session, left), left)
             if self._closings != closings:
                 thread.close()
                 raise Ended
             self._session = session
         return self._thread, self._session
+
+    async def _connect(self, session: Session, within: float) -> None:
+        await session.connect(within)
+        await self._prepare(session)
 
     def _drop(self) -> None:
         thread, self._thread, self._session = self._thread, None, None

@@ -134,7 +134,10 @@ async def look(session: Session, streams: Wanted, shown: str) -> Look:
     except Refused as exc:
         if exc.code != NO_STREAM:
             raise
-        await ensure(session, streams, shown)
+        try:
+            await ensure(session, streams, shown)
+        except ConfigurationError as cause:
+            raise Refused(0, str(cause)) from None
         info = session.state[name]
     config = info["config"]
     if config != session.state[name]["config"]:
