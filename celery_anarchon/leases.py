@@ -110,8 +110,10 @@ class Leases:
                         [claim], worker=worker, lease=claim.lease, mark=mark
                     )
                 )[0]
+                self._health.recovered()
                 break
-            except BackendError:
+            except BackendError as exc:
+                self._health.failed(exc)
                 if time.monotonic() + pause > give_up:
                     # If it was confirmed, without an answer, its lease lapses by itself.
                     self.tell_later([replace(claim, leg=claim.leg - 1)], "released")
@@ -135,6 +137,14 @@ class Leases:
             self._tell()
         else:
             self.tell_later((), ending)
+
+    def drop(self, run: Held) -> None:
+        """Leave *run* to its lease: the process is about to end in the middle of it.
+
+        Not at once, because the parent process may know that it is the task's own failure.
+        """
+        with self._changed:
+            self._held.discard(run)
 
     def tell_later(self, claims: Sequence[Claim], ending: Ending) -> None:
         """Let the renewing thread tell the store of *claims*, without waiting for it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -16,7 +17,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from celery import Celery, signals, states
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
 from celery.utils.log import get_logger
 from celery.utils.time import maybe_make_aware
 
@@ -33,6 +34,8 @@ logger = get_logger("celery_anarchon.worker")
 
 #: How long a stopping worker process may take to tell how its runs ended, seconds.
 FLUSH = 2.0
+#: What billiard makes of a signal that ends a process of the pool, as an exit code.
+SIGNALLED = frozenset(-(256 - number) for number in signal.Signals)
 #: Name of the attribute by which a request knows its run, and a function that it is wrapped.
 MARK = "_anarchon_run"
 
@@ -122,14 +125,14 @@ class Worker:
         tasks: dict[str, Any] = self.app.tasks
         for task in tasks.values():
             self.wrap(task)
-        for signal, receiver in (
+        for told, receiver in (
             (signals.task_received, self.on_received),
             (signals.task_postrun, self.on_postrun),
             (signals.task_revoked, self.on_revoked),
             (signals.worker_process_shutdown, self.on_shutdown),
             (signals.worker_shutdown, self.on_shutdown),
         ):
-            signal.connect(receiver, weak=False)
+            told.connect(receiver, weak=False)
 
     def on_received(self, request: Any = None, **_: Any) -> None:
         """In the main process: a hard time limit is the task's failure, too."""
@@ -153,7 +156,11 @@ class Worker:
     ) -> None:
         """Tell how the run ended, after the result is stored and what follows is sent."""
         body: Body | None = vars(task.request).pop(MARK, None)
-        if body is not None and body.held.begun:
+        if body is None or not body.held.begun:
+            return
+        if state is None and body.cut_off:
+            body.leases.drop(body.held)
+        else:
             body.leases.end(body.held, *body.ending(state, retval, late=task.acks_late))
 
     def on_revoked(
@@ -240,6 +247,9 @@ class Worker:
         token = _current.set(CurrentRun(body.held, body.leases))
         try:
             return call()
+        except BaseException as exc:
+            body.cut_off = is_cut_off(exc)
+            raise
         finally:
             _current.reset(token)
 
@@ -272,12 +282,14 @@ class Body:
     """The execution of a task's body for a run.
 
     Attributes:
+        cut_off: whether the process was stopped in the middle of it.
         retry: what the task sent to be tried again while it went on, or None.
     """
 
     def __init__(self, held: Held, leases: Leases) -> None:
         self.held = held
         self.leases = leases
+        self.cut_off = False
         self.retry: Retry | None = None
 
     def ending(self, state: str | None, retval: Any, *, late: bool) -> tuple[Claim, Ending]:
@@ -297,6 +309,13 @@ class Body:
         if state in (states.SUCCESS, states.IGNORED):
             return claim, "done"
         return claim, "failed"
+
+
+def is_cut_off(error: BaseException) -> bool:
+    """Whether it is the worker that ends, by a signal, rather than the task."""
+    if isinstance(error, (WorkerShutdown, WorkerTerminate, KeyboardInterrupt)):
+        return True
+    return isinstance(error, SystemExit) and error.code in SIGNALLED
 
 
 def claim_of(header: Any, terms: Any, retries: int | None) -> Claim | None:

@@ -54,18 +54,23 @@ DIES = """
 def dies(times):
     note("begin")
     if any(first(f"death-{n}") for n in range(times)):
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGNAL)
+        time.sleep(60)
 
 app.conf.beat_schedule = {"job": {"task": "proj.dies", "schedule": 4.0, "args": (TIMES,)}}
 """
 
 
 @pytest.mark.server("redis")
-@pytest.mark.parametrize(("times", "state"), [(1, "done"), (2, "interrupted")])
-def test_a_process_of_the_pool_dies(started: Make, times: int, state: str) -> None:
+@pytest.mark.parametrize(
+    ("number", "times", "state"),
+    [("SIGTERM", 1, "done"), ("SIGKILL", 1, "done"), ("SIGKILL", 2, "interrupted")],
+)
+def test_a_process_of_the_pool_dies(started: Make, number: str, times: int, state: str) -> None:
     """The broker delivers the message once more, too: that copy is stale, or a second one."""
     runs = started("redis")
-    runs.write(DIES.replace("TIMES", str(times)), anarchon_attempts=2)
+    source = DIES.replace("TIMES", str(times)).replace("SIGNAL", number)
+    runs.write(source, anarchon_attempts=2)
     worker = runs.worker("-c", "1")
     beat = runs.project.beat()
     slot = runs.wait_note("begin")["slot"]
@@ -159,7 +164,7 @@ def test_the_store_is_away_when_a_task_ends_and_when_one_begins(started: Make, h
         queued = {sent.slot for sent in runs.project.sent()} - {slot}
         store.kill() if how == "killed" else store.pause()
         worker = runs.worker("-c", "1")
-        worker.wait_for_output("received")
+        worker.wait_for_output("the claim store:")
         assert not [note for note in runs.notes("begin") if note["slot"] in queued]
         store.start() if how == "killed" else store.resume()
         runs.wait(lambda: queued <= {note["slot"] for note in runs.notes("begin")}, "the body")
@@ -178,3 +183,18 @@ def test_a_worker_that_is_asked_to_stop_ends_its_run_first(started: Make) -> Non
     runs.go()
     assert worker.wait(30) == 0
     assert runs.run("job", slot).state.value == "done"
+
+
+@pytest.mark.server("redis")
+def test_a_worker_that_is_stopped_at_once_leaves_its_run_to_others(started: Make) -> None:
+    runs = started("redis")
+    runs.write(SLOW, task_acks_late=True)
+    beat = runs.project.beat()
+    worker = runs.worker("-c", "1")
+    slot = runs.wait_note("begin")["slot"]
+    worker.send(signal.SIGQUIT)
+    worker.wait(30)
+    runs.worker("-c", "2")
+    runs.wait_note("begin", slot=slot, attempt=2)
+    assert runs.wait_state("job", slot, "done").attempt == 2
+    assert beat.terminate(5) == 0
