@@ -1,6 +1,6 @@
-"""The two channels that claims have on a connection: one declares, the other publishes.
+"""The channels that claims have on a connection: some declare, one publishes.
 
-Both send many methods before they read the first reply. py-amqp's own calls wait for each reply,
+They send many methods before they read the first reply. py-amqp's own calls wait for each reply,
 and take any confirm for the one they wait for; here each is matched by its number.
 """
 
@@ -80,7 +80,7 @@ class Channel(amqp.Channel):  # type: ignore[misc]
 
 
 class Declaring(Channel):
-    """The channel that declares gates.
+    """A channel that declares gates.
 
     Attributes:
         expected: names of the queues that were sent and not answered, in their order.

@@ -10,7 +10,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 import amqp
 
@@ -26,6 +27,8 @@ from celery_anarchon.backends.rabbitmq.names import nowhere
 
 __all__ = ("Link", "LinkLost", "Refused", "retire")
 
+C = TypeVar("C", bound=Channel)
+
 logger = logging.getLogger(__name__)
 
 #: A broker that says nothing for so long does not answer, seconds.
@@ -34,6 +37,9 @@ PATIENCE = 2.5
 FRESH = 0.5
 #: A queue that the broker can't find or lock while it is declared is tried so often.
 DECLARES = 4
+#: Channels that declare at the same time, and how many queues are worth one more: making a queue
+#: keeps a channel waiting for the broker's metadata.
+LANES, PER_LANE = 4, 10
 
 ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 403, 404, 405, 406
 
@@ -65,7 +71,7 @@ class Refused(Exception):
 
 
 class Link:
-    """One AMQP connection, perhaps somebody else's too, with two channels for claims.
+    """One AMQP connection, perhaps somebody else's too, with channels for claims.
 
     An error in the middle of a call leaves replies on the way: the link is then of no more use.
 
@@ -79,7 +85,7 @@ class Link:
         self._transport = connection.transport
         self._answers: list[Answer] = []
         self._asking: Asking | None = None
-        self._declaring: Declaring | None = None
+        self._lanes: dict[int, Declaring] = {}
         self._heard_at = float("-inf")
         self._busy = False
         self._blocked = False
@@ -121,11 +127,11 @@ class Link:
             channel = self._asking = self._opened(self._asking, Asking)
             if not channel.confirming:
                 channel.request_confirms()
-                self._read(channel, lambda: channel.confirming)
+                self._read([channel], lambda channel: channel.confirming)
             self._answers = channel.begin()
             for gate in gates:
                 channel.publish(gate)
-            self._read(channel, lambda: not channel.pending)
+            self._read([channel], lambda channel: not channel.pending)
             if channel.refusal is not None:
                 raise _error(channel.refusal)
             return self._answers
@@ -144,66 +150,74 @@ class Link:
             LinkLost: the broker did not answer.
             Refused: the user may not declare them.
         """
-        arguments = {gate.queue: _arguments(gate.expires) for gate in gates}
+        wanted = {gate.queue: _arguments(gate.expires) for gate in gates}
+        count = min(LANES, 1 + len(wanted) // PER_LANE)
+        lanes = [dict(islice(wanted.items(), lane, None, count)) for lane in range(count)]
         tries: Counter[str] = Counter()
         unfit: set[str] = set()
-        while arguments:
-            refusal = self._declare(arguments)
-            if refusal is None:
-                break
-            first = next(iter(arguments))
-            tries[first] += 1
-            if refusal.code == PRECONDITION_FAILED:
+        while any(lanes):
+            for lane, refusal in zip(lanes, self._declare(lanes), strict=True):
+                if refusal is None:
+                    continue
+                queue = next(iter(lane))
+                tries[queue] += 1
                 other = OTHER_EXPIRY.search(refusal.text)
-                if other is not None and tries[first] == 1:
+                if refusal.code not in {NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED}:
+                    raise _error(refusal)
+                if refusal.code == PRECONDITION_FAILED and other and tries[queue] == 1:
                     # Of several differences it names one; so ask again without that one.
-                    arguments[first] = _arguments(int(other[1]))
-                else:
-                    unfit.add(first)
-                    del arguments[first]
-            elif refusal.code not in {NOT_FOUND, RESOURCE_LOCKED}:
-                raise _error(refusal)
-            elif tries[first] >= DECLARES:
-                del arguments[first]
+                    lane[queue] = _arguments(int(other[1]))
+                elif refusal.code == PRECONDITION_FAILED:
+                    unfit.add(queue)
+                    del lane[queue]
+                elif tries[queue] >= DECLARES:
+                    del lane[queue]
         return unfit
 
     def delete(self, queue: str) -> None:
         """Delete a queue, without waiting for it."""
         with self._trouble():
-            channel = self._declaring = self._opened(self._declaring, Declaring)
-            channel.delete(queue)
+            self._lane(0).delete(queue)
 
-    def _declare(self, arguments: dict[str, Mapping[str, Any]]) -> Refusal | None:
-        """Declare queues; drop those that are there from *arguments*, up to the one refused."""
+    def _declare(self, lanes: Sequence[dict[str, Mapping[str, Any]]]) -> list[Refusal | None]:
+        """Declare the queues of each lane up to the first that is refused; drop those declared."""
         with self._trouble():
-            channel: Declaring = self._opened(self._declaring, Declaring)
-            self._declaring = channel
-            channel.expected.clear()
-            for queue, wanted in arguments.items():
-                channel.declare(queue, wanted)
-            self._read(channel, lambda: not channel.expected)
-            for queue in list(arguments)[: len(arguments) - len(channel.expected)]:
-                del arguments[queue]
-            return channel.refusal
+            channels = [self._lane(number) for number in range(len(lanes))]
+            for channel, lane in zip(channels, lanes, strict=True):
+                channel.expected.clear()
+                for queue, arguments in lane.items():
+                    channel.declare(queue, arguments)
+            self._read(channels, lambda channel: not channel.expected)
+            for channel, lane in zip(channels, lanes, strict=True):
+                for queue in list(lane)[: len(lane) - len(channel.expected)]:
+                    del lane[queue]
+            return [channel.refusal for channel in channels]
 
-    def _opened(self, channel: Any, kind: type[Any]) -> Any:
-        """Return *channel*, or a new one where the broker has closed it."""
+    def _lane(self, number: int) -> Declaring:
+        lane = self._opened(self._lanes.get(number), Declaring)
+        self._lanes[number] = lane
+        return lane
+
+    def _opened(self, channel: C | None, kind: type[C]) -> C:
+        """Return *channel*, or a new one where there is none or the broker has closed it."""
         if channel is not None and channel.refusal is None:
             return channel
         opened = kind(self.connection)
         opened.request_open()
-        self._read(opened, lambda: opened.is_open)
+        self._read([opened], lambda channel: bool(channel.is_open))
         return opened
 
-    def _read(self, channel: Channel, done: Callable[[], bool]) -> None:
-        """Read what the broker sends until *done*, or until it closes *channel*."""
-        heard, until = channel.heard, time.monotonic() + PATIENCE
-        while not done() and channel.refusal is None:
+    def _read(self, channels: Sequence[C], done: Callable[[C], bool]) -> None:
+        """Read what the broker sends until each of *channels* is *done*, or closed by it."""
+        heard, until = -1, 0.0
+        while not all(channel.refusal is not None or done(channel) for channel in channels):
+            now = sum(channel.heard for channel in channels)
+            if now != heard:
+                heard, until = now, time.monotonic() + PATIENCE
             self._read_frame(until - time.monotonic())
-            if channel.wrong is not None:
-                raise LinkLost(channel.wrong)
-            if channel.heard != heard:
-                heard, until = channel.heard, time.monotonic() + PATIENCE
+            for channel in channels:
+                if channel.wrong is not None:
+                    raise LinkLost(channel.wrong)
         self._heard_at = time.monotonic()
 
     def _read_frame(self, wait: float) -> None:
