@@ -21,7 +21,8 @@ from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTermi
 from celery.utils.log import get_logger
 from celery.utils.time import maybe_make_aware
 
-from celery_anarchon.errors import AnarchonError
+from celery_anarchon.backends import Backend
+from celery_anarchon.errors import AnarchonError, BackendError
 from celery_anarchon.headers import HEADER, TERMS
 from celery_anarchon.leases import Ending, Held, Leases
 from celery_anarchon.settings import Settings, read_settings
@@ -97,10 +98,13 @@ class Worker:
         self.settings: Settings | None = None
         self.leases: Leases | None = None
         self._lock = threading.Lock()
+        self._inherited: list[Leases] = []
         signals.worker_init.connect(self.on_worker_init, weak=False)
 
     def after_fork(self) -> None:
-        """Forget what belongs to the parent process."""
+        """Forget what belongs to the parent process, but don't let its connection be closed."""
+        if self.leases is not None:
+            self._inherited.append(self.leases)
         self.leases = None
         self._lock = threading.Lock()
 
@@ -113,7 +117,7 @@ class Worker:
         with self._lock:
             if self.leases is None:
                 self.settings = read_settings(self.app)
-                self.leases = Leases(self.settings.open_backend, logger)
+                self.leases = Leases(functools.partial(open_store, self.settings), logger)
             return self.leases
 
     # -- signals
@@ -270,7 +274,12 @@ class Worker:
             if request.get(TERMS) is None and sent_only(leases, claim):
                 return None
         except AnarchonError as exc:
-            logger.error("anarchon: a message is not run, %s: %s", header, exc)
+            tracked = request.get(TERMS) is not None or isinstance(exc, BackendError)
+            what = "is not run" if tracked else "is run without being tracked"
+            logger.error("anarchon: a message %s, %s: %s", what, header, exc)
+            vars(request).pop(MARK, None)
+            if not tracked:
+                return None
             raise Ignore(str(exc)) from exc
         logger.warning(
             "anarchon: %s: this message is a second copy or a stale one, it is not run.", body.held
@@ -309,6 +318,17 @@ class Body:
         if state in (states.SUCCESS, states.IGNORED):
             return claim, "done"
         return claim, "failed"
+
+
+def open_store(settings: Settings) -> Backend:
+    """Return the store.
+
+    Raises:
+        ConfigurationError: it has no leases.
+    """
+    backend = settings.open_backend()
+    settings.check_store(backend.traits)
+    return backend
 
 
 def is_cut_off(error: BaseException) -> bool:
