@@ -123,36 +123,9 @@ def rabbitmq(server_name: str) -> Callable[..., Iterator[Store]]:
     return store
 
 
-def rabbitmq_restarted(server_name: str) -> Callable[..., Iterator[Store]]:
-    """Make the fixture of a RabbitMQ that is stopped and started again."""
-
-    def store() -> Iterator[Store]:
-        server: Any = server_class(server_name)()
-        with server, Store(server.url(), restart=server.restart) as opened:
-            yield opened
-
-    return store
-
-
-#: Longer than any keep in the contract.
-NATS_OPTIONS = {"keep": 14_400.0}
-
-
-def nats(nats_server: Any) -> Iterator[Store]:
-    with Store(nats_server.url(), options=NATS_OPTIONS) as store:
-        yield store
-
-
-def nats_restarted() -> Iterator[Store]:
-    server: Any = server_class("nats")()
-    with server, Store(server.url(), restart=server.restart, options=NATS_OPTIONS) as store:
-        yield store
-
-
-def nats_killed() -> Iterator[Store]:
-    server: Any = server_class("nats")()
-    hard = Store(server.url(), restart=lambda: server.restart(hard=True), options=NATS_OPTIONS)
-    with server, hard as store:
+def rabbitmq4_restarted() -> Iterator[Store]:
+    server: Any = server_class("rabbitmq4")()
+    with server, Store(server.url(), restart=server.restart) as store:
         yield store
 
 

@@ -223,21 +223,6 @@ def test_a_connection_that_the_operator_closes(server: RabbitMQ, url: str) -> No
         assert backend.claim([Claim("first", slot, "other")])[0].outcome is LOST
 
 
-def test_a_broker_that_restarts_again_and_again(server: RabbitMQ, url: str) -> None:
-    with open_backend(url) as one, open_backend(url) as two:
-        slot = one.now()
-        won: Counter[str] = Counter()
-        for number in range(2):
-            jobs = [f"job {number} {n}" for n in range(50)]
-            told = insist(one, [Claim(job, slot, "one") for job in jobs])
-            won.update(job for job, outcome in zip(jobs, told, strict=True) if outcome is WON)
-            server.restart()
-            told = insist(two, [Claim(job, slot, "two") for job in jobs])
-            won.update(job for job, outcome in zip(jobs, told, strict=True) if outcome is WON)
-        assert set(won.values()) == {1}
-        assert len(won) == 100
-
-
 @pytest.mark.parametrize("down", [False, True], ids=["restarted", "down for a while"])
 def test_the_broker_ends_between_claim_and_publish(server: RabbitMQ, url: str, down: bool) -> None:
     """The claim is this replica's, and so it is sent when the broker is there again."""

@@ -97,7 +97,8 @@ def holder(url: str, queue: str) -> str:
         return str(json.loads(message.body)["replica"])
 
 
-def test_the_broker_need_not_be_the_store(server: Any, vhost: str, processes: Processes) -> None:
+def test_the_broker_need_not_be_the_store(rabbitmq_server: Any, processes: Processes) -> None:
+    server, vhost = rabbitmq_server, rabbitmq_server.vhost()
     project = Project(processes, "filesystem://", vhost)
     project.write(SECOND)
     beats = [project.beat() for _ in range(2)]
@@ -281,8 +282,9 @@ def test_what_claims_need(server: Any, vhost: str) -> None:
         assert not any(verdict.won for verdict in backend.claim(claims))
 
 
-def test_what_beat_needs(server: Any, vhost: str, processes: Processes) -> None:
-    url = limited(server, vhost, *BEAT)
+def test_what_beat_needs(rabbitmq4_server: Any, processes: Processes) -> None:
+    vhost = rabbitmq4_server.vhost()
+    url = limited(rabbitmq4_server, vhost, *BEAT)
     project = Project(processes, url, url)
     project.write(SECOND, anarchon_url=None)
     project.broker = vhost
