@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 import secrets
 import subprocess
 import sys
@@ -41,6 +42,8 @@ def prefix() -> str:
 
 #: Python warns of every fork beside a thread.
 FORKS = ("-W", "ignore:This process:DeprecationWarning")
+#: And asyncio of a machine that is busy.
+SLOW = re.compile("Executing .* took .* seconds")
 SCRIPT = """
 import gc, os, sys, threading, time
 from celery_anarchon import Claim, open_backend
@@ -80,7 +83,8 @@ def test_nothing_is_left_at_exit(nats_server: Any, prefix: str, how: str) -> Non
         text=True,
         timeout=60,
     )
-    assert (done.returncode, done.stderr) == (7 if how == "raise" else 0, "")
+    told = [line for line in done.stderr.splitlines() if not SLOW.match(line)]
+    assert (done.returncode, told) == (7 if how == "raise" else 0, [])
 
 
 def connections(server: NATS) -> int:
@@ -167,7 +171,7 @@ def test_a_chain_has_no_forks(nats_server: Any, crew: Crew) -> None:
         assert [after for after, _ in links] == [first, *(slot for _, slot in links[:-1])]
         assert len([own for own in told if own]) > 1
         slots = [run.slot for run in backend.runs("job", 10_000)]
-        assert slots == [slot for _, slot in reversed(links)][:100]
+        assert slots == [*(slot for _, slot in reversed(links)), first][:100]
 
 
 def test_all_agree_when_a_job_was_first_seen(nats_server: Any, crew: Crew) -> None:
