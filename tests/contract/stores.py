@@ -129,6 +129,28 @@ def rabbitmq4_restarted() -> Iterator[Store]:
         yield store
 
 
+#: Longer than any keep in the contract.
+NATS_OPTIONS = {"keep": 14_400.0}
+
+
+def nats(nats_server: Any) -> Iterator[Store]:
+    with Store(nats_server.url(), options=NATS_OPTIONS) as store:
+        yield store
+
+
+def nats_restarted() -> Iterator[Store]:
+    server: Any = server_class("nats")()
+    with server, Store(server.url(), restart=server.restart, options=NATS_OPTIONS) as store:
+        yield store
+
+
+def nats_killed() -> Iterator[Store]:
+    server: Any = server_class("nats")()
+    hard = Store(server.url(), restart=lambda: server.restart(hard=True), options=NATS_OPTIONS)
+    with server, hard as store:
+        yield store
+
+
 LEASES = (LeaseContract, LeaseRaceContract, KillContract, ModelContract)
 
 #: Claims without leases, whose store knows the jobs and their latest runs.
@@ -180,6 +202,5 @@ STORES = {
     # It recognises no claim of its own, and remembers nothing but what is taken.
     "rabbitmq": Row(rabbitmq("rabbitmq"), (ClaimOnlyContract, RaceContract), ("rabbitmq",)),
     "rabbitmq4": Row(rabbitmq("rabbitmq4"), (ClaimOnlyContract, RaceContract), ("rabbitmq4",)),
-    "rabbitmq_restarted": Row(rabbitmq_restarted("rabbitmq"), (RestartContract,), ("rabbitmq",)),
-    "rabbitmq4_restarted": Row(rabbitmq_restarted("rabbitmq4"), (RestartContract,), ("rabbitmq4",)),
+    "rabbitmq4_restarted": Row(rabbitmq4_restarted, (RestartContract,), ("rabbitmq4",)),
 }
