@@ -7,7 +7,7 @@
 --   <prefix>:{<shard>}:leases              sorted set, score = end of the lease,
 --                                          member = <slot>:<job>
 --   n × <prefix>:{<shard>}:job:<job>       hash:   first, since, fp, last, floor;
---                                                  confirmed  when a worker first confirmed a run;
+--                                                  confirmed  when a worker last confirmed a run;
 --                                                  <slot>     one live run, packed;
 --                                                  b<bucket>  when the bucket expires;
 --                                                  a<slot>    attempts of an ended run that
@@ -34,8 +34,7 @@
 --   expired    how many   - (no jobs)        instead: the runs whose leases are over, of all shards
 --   terms = "lease max_late attempts overlap keep [after]", overlap 1 for "skip".
 --   held  = slot, token, leg, wait; wait is empty where the run is done when its message is sent.
---   again = 1 where the message of this very leg will come once more, else 0.
---   by    = "lease mark worker".
+--   again = 1 where the message of this very leg comes once more, else 0; by = "lease mark worker".
 --   a run = {slot:job, attempt, state, replica, token, claimed, finished, worker, started}
 --   commands = how many, then for each its length and its words. They are executed as they are,
 --   on one server only, since their keys are the broker's.
@@ -319,18 +318,18 @@ end
 
 local function queue(shard, job, slot, token, leg, wait)
   local run = mine(shard, job, slot, token, leg)
-  if run then
-    run[LEG] = run[LEG] - tonumber(ARGV[4])
-    enqueue(shard, job, slot, run, wait)
+  if not run then
+    return 0
   end
-  return run and 1 or 0
+  run[LEG] = run[LEG] - tonumber(ARGV[4])
+  enqueue(shard, job, slot, run, wait)
+  return 1
 end
 
 -- Lets a worker begin a leg of an attempt that is later than those begun.
 local function confirm(shard, job, slot, token, leg)
   local lease, mark, worker = string.match(ARGV[4], '^(%S+) (%S+) (.*)$')
-  local run, key = live(shard, job, slot), shard .. 'job:' .. job
-  leg = tonumber(leg)
+  local run, key, leg = live(shard, job, slot), shard .. 'job:' .. job, tonumber(leg)
   if not run or run[STATE] == 'released' or run[TOKEN] ~= token
     or run[LEG] > leg or run[LEG] == leg and run[MARK] ~= mark then
     return 0
@@ -339,9 +338,7 @@ local function confirm(shard, job, slot, token, leg)
   run[WORKER], run[STARTED], run[LEASE_END] = worker, now, now + tonumber(lease)
   write(shard, job, slot, run)
   record(shard, job, slot, run, 'running')
-  if not call('HGET', key, 'confirmed') then
-    call('HSET', key, 'confirmed', digits(now))
-  end
+  call('HSET', key, 'confirmed', digits(now))
   return 1
 end
 
@@ -439,8 +436,7 @@ while index <= #KEYS do
   at = at + 1
   for n = 1, count do
     local job = string.sub(KEYS[index + n], #shard + 5)
-    local slot, token, more, wait = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
-    local commands
+    local slot, token, more, wait, commands = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
     at = at + width
     if operation == 'publish' then
       commands, at = commands_at(at)
