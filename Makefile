@@ -18,7 +18,7 @@ help:
 	@echo "make clean    remove what make has made, the fetched servers too"
 
 test: .venv/.installed servers
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 4 --dist worksteal $(ARGS)
 
 unit: .venv/.installed
 	env -u CI ANARCHON_TEST_SERVERS= $(BIN)/python -m pytest $(ARGS)

@@ -59,7 +59,7 @@ def trouble(beat: Process) -> list[str]:
 @pytest.mark.parametrize("which", ["store", "broker"])
 @pytest.mark.parametrize("how", ["killed", "hung"])
 def test_away_and_back(project: Project, store: Redis, broker: Redis, which: str, how: str) -> None:
-    project.write(EVERY_SECOND, anarchon_lease=3, anarchon_catch_up="all")
+    project.write(EVERY_SECOND, anarchon_catch_up="all")
     beats = [project.beat() for _ in range(2)]
     project.wait_for_slots(3)
     first = min(project.slots())

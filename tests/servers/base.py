@@ -53,10 +53,14 @@ def free_port() -> int:
     """Return a loopback port on which nothing listens.
 
     It lies below the ports that the system hands out for outgoing connections: so no client can
-    sit on it while a test has its server down, or connect to itself.
+    sit on it while a test has its server down, or connect to itself. Test processes that run side
+    by side have ports of their own, for the same reason.
     """
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for port in random.SystemRandom().sample(range(lowest // 2, lowest), 200):
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    ports = range(lowest // 2 + worker, lowest, workers)
+    for port in random.SystemRandom().sample(ports, 200):
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
