@@ -49,6 +49,23 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
     started.kill()
 
 
+@pytest.fixture
+def opened() -> Iterator[Callable[..., Any]]:
+    """Opens backends of any store that are closed when the test ends."""
+    from celery_anarchon import open_backend
+
+    backends = []
+
+    def start(url: str, **options: Any) -> Any:
+        backend = open_backend(url, **options)
+        backends.append(backend)
+        return backend
+
+    yield start
+    for backend in backends:
+        backend.close()
+
+
 # -- which servers a run uses -------------------------------------------------------------------
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import signal
 import subprocess
@@ -17,46 +16,15 @@ from typing import Any
 import psycopg2
 import pytest
 
-from celery_anarchon import BackendError, Claim, Outcome, open_backend
+from celery_anarchon import BackendError, open_backend
 from celery_anarchon.backends.postgresql import PostgreSQLBackend
+from tests.postgresql_store import execute, outcome, question
 from tests.processes import Processes, wait_for
 from tests.servers.postgresql import PostgreSQL
 from tests.servers.proxy import Proxy
 
 #: No call takes longer, seconds: beat has to stop within 5.
 BOUND = 4.6
-
-
-def question(job: str, slot: int, **terms: Any) -> Claim:
-    return Claim(job, slot, secrets.token_hex(8), **terms)
-
-
-def outcome(backend: PostgreSQLBackend, claim: Claim) -> Outcome:
-    return backend.claim([claim])[0].outcome
-
-
-def execute(url: str, sql: str) -> list[Any]:
-    """Run statements as the superuser; return the rows of the last one."""
-    with closing(psycopg2.connect(url)) as connection:
-        connection.autocommit = True
-        with connection.cursor() as cursor:
-            cursor.execute(sql)
-            return list(cursor.fetchall()) if cursor.description else []
-
-
-@pytest.fixture
-def opened() -> Iterator[Callable[..., PostgreSQLBackend]]:
-    backends = []
-
-    def start(url: str, **options: Any) -> PostgreSQLBackend:
-        backend = open_backend(url, **options)
-        assert isinstance(backend, PostgreSQLBackend)
-        backends.append(backend)
-        return backend
-
-    yield start
-    for backend in backends:
-        backend.close()
 
 
 @pytest.fixture
@@ -150,7 +118,8 @@ def test_two_replicas_whose_connections_are_cut_all_the_time(
     done = threading.Event()
 
     def replica() -> None:
-        with open_backend(through) as backend:
+        # Not open_backend(), which asks the store once and may be cut off.
+        with PostgreSQLBackend(through) as backend:
             for first in range(0, 2000, 20):
                 claims = [question(f"job {n % 7}", start + n) for n in range(first, first + 20)]
                 while True:

@@ -6,7 +6,6 @@ import multiprocessing
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 from urllib.parse import quote
@@ -18,11 +17,12 @@ from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
-from celery_anarchon import BackendError, Claim, ConfigurationError, Outcome, open_backend
+from celery_anarchon import BackendError, ConfigurationError, open_backend
 from celery_anarchon.backends.postgresql import PostgreSQLBackend
 from celery_anarchon.backends.postgresql.target import target_of
 from celery_anarchon.cli import anarchon
 from celery_anarchon.errors import Unsupported
+from tests.postgresql_store import execute, outcome, question
 from tests.processes import temporary_folder
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.postgresql import PostgreSQL
@@ -30,38 +30,6 @@ from tests.servers.tls import make_certificate
 
 SPAWN = multiprocessing.get_context("spawn")
 FORK = multiprocessing.get_context("fork")
-
-
-def question(job: str, slot: int, **terms: Any) -> Claim:
-    return Claim(job, slot, secrets.token_hex(8), **terms)
-
-
-def outcome(backend: PostgreSQLBackend, claim: Claim) -> Outcome:
-    return backend.claim([claim])[0].outcome
-
-
-def execute(url: str, sql: str) -> list[Any]:
-    """Run statements as the superuser; return the rows of the last one."""
-    with closing(psycopg2.connect(url)) as connection:
-        connection.autocommit = True
-        with connection.cursor() as cursor:
-            cursor.execute(sql)
-            return list(cursor.fetchall()) if cursor.description else []
-
-
-@pytest.fixture
-def opened() -> Iterator[Callable[..., PostgreSQLBackend]]:
-    backends = []
-
-    def start(url: str, **options: Any) -> PostgreSQLBackend:
-        backend = open_backend(url, **options)
-        assert isinstance(backend, PostgreSQLBackend)
-        backends.append(backend)
-        return backend
-
-    yield start
-    for backend in backends:
-        backend.close()
 
 
 @pytest.fixture
