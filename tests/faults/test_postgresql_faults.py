@@ -16,7 +16,7 @@ from typing import Any
 import psycopg2
 import pytest
 
-from celery_anarchon import BackendError, open_backend
+from celery_anarchon import BackendError
 from celery_anarchon.backends.postgresql import PostgreSQLBackend
 from tests.postgresql_store import execute, outcome, question
 from tests.processes import Processes, wait_for
