@@ -49,6 +49,10 @@ def find_program(name: str, package: str, *folders: str) -> Path:
     return Path(found)
 
 
+#: Ports that this process has given to a server, which may be down for the moment.
+_GIVEN: set[int] = set()
+
+
 def free_port() -> int:
     """Return a loopback port on which nothing listens.
 
@@ -60,13 +64,16 @@ def free_port() -> int:
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     ports = range(lowest // 2 + worker, lowest, workers)
-    for port in random.SystemRandom().sample(ports, 200):
+    for port in random.SystemRandom().sample(ports, 500):
+        if port in _GIVEN:
+            continue
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return port
+        _GIVEN.add(port)
+        return port
     raise OSError("no free port found")
 
 
