@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from celery_anarchon.errors import ConfigurationError
+from celery_anarchon.errors import ConfigurationError, Unsupported
 from celery_anarchon.types import (
     Claim,
     FinalState,
@@ -202,7 +202,7 @@ class Backend(ABC):
             commands: for each claim, what the broker's transport would send to publish its
                 message.
         """
-        raise NotImplementedError
+        raise Unsupported(f"{blot(self.url)} publishes no messages")
 
     def share_connection(self, connect: Callable[[], Any]) -> None:
         """Work on the broker's own connection instead of one to :attr:`url`.
@@ -213,7 +213,7 @@ class Backend(ABC):
         Arguments:
             connect: returns the ``kombu.Connection``, connected, within a bounded time.
         """
-        raise NotImplementedError
+        raise Unsupported(f"{blot(self.url)} is not reached over the broker's connection")
 
     def identity(self) -> str | None:
         """Return a text that only this very server and database have, or None."""

@@ -173,7 +173,7 @@ time.sleep = lambda seconds: select.select([], [], [], seconds)
 def faketime() -> dict[str, str]:
     library = Path(f"/usr/lib/{sys.implementation._multiarch}/faketime/libfaketime.so.1")
     if not library.exists():
-        pytest.skip("libfaketime is not installed: tests/servers/install.sh")
+        pytest.fail("libfaketime is not installed: tests/servers/install.sh")
     return {"LD_PRELOAD": str(library), "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
 
 
