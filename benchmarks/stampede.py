@@ -51,7 +51,11 @@ def bare_loop(broker: str, count: int) -> float:
 
     app = Celery("bare", broker=broker, set_as_current=False)
     app.conf.task_ignore_result = True
-    task = app.task(lambda: None, name="proj.work")
+
+    @app.task(name="proj.work")
+    def task() -> None:
+        """Never run."""
+
     with app.connection_for_write() as connection:
         producer = app.amqp.Producer(connection.ensure_connection(), auto_declare=False)
         began = time.monotonic()
