@@ -251,8 +251,9 @@ class AnarchonScheduler(BrokerPostman, Scheduler):
                 self._patrol_at = 0
                 job.too_early(self._clock.now())
                 continue
-            job.asked.pop(slot, None)
-            if not asked.takeover:
+            if asked.takeover:
+                job.asked.pop(slot, None)
+            else:
                 self._move_on(backend, asked)
             if outcome in _TELL:
                 level, meaning = _TELL[outcome]

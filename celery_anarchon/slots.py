@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone, tzinfo
+from datetime import datetime, timedelta, tzinfo
 from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
 
 from celery_anarchon.timetable import Timetable, timetable
+from celery_anarchon.timetable.base import EPOCH, to_ms
 
 __all__ = ("Slots", "slots_of", "to_datetime", "to_ms")
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_MILLISECOND = timedelta(milliseconds=1)
 #: Answers that are remembered: those to the instants of the tick at hand.
 _ANSWERS = 4
 
 
 def to_datetime(ms: float) -> datetime:
     """Return the aware UTC instant of *ms* since the epoch."""
-    return _EPOCH + timedelta(milliseconds=ms)
-
-
-def to_ms(instant: datetime) -> int:
-    """Return an aware *instant* as ms since the epoch."""
-    return (instant - _EPOCH) // _MILLISECOND
+    return EPOCH + timedelta(milliseconds=ms)
 
 
 class Slots:

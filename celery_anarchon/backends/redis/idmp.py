@@ -21,7 +21,8 @@ from celery_anarchon.backends.redis.client import Script
 from celery_anarchon.backends.redis.history import Entry
 from celery_anarchon.backends.redis.keys import encoded
 from celery_anarchon.backends.redis.once import LOST, WON, PlainStore
-from celery_anarchon.backends.redis.store import Asked, milliseconds
+from celery_anarchon.backends.redis.store import Asked
+from celery_anarchon.backends.rules import milliseconds
 from celery_anarchon.errors import BackendError, Unsupported
 from celery_anarchon.types import Claim, Outcome, StoreInfo, Traits, Verdict
 

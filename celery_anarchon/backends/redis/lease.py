@@ -15,9 +15,9 @@ from celery_anarchon.backends.redis.store import (
     RedisStore,
     chunks,
     claim_items,
-    milliseconds,
     scored,
 )
+from celery_anarchon.backends.rules import milliseconds
 from celery_anarchon.types import (
     Claim,
     FinalState,

@@ -18,9 +18,9 @@ from celery_anarchon.backends.redis.store import (
     RedisStore,
     chunks,
     claim_items,
-    milliseconds,
     scored,
 )
+from celery_anarchon.backends.rules import milliseconds
 from celery_anarchon.types import Claim, JobState, Outcome, Run, Verdict
 
 __all__ = ("LOST", "WON", "OnceStore", "PlainStore")

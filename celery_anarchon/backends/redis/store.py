@@ -13,7 +13,7 @@ from celery_anarchon.backends.redis.health import LEAST, check_server
 from celery_anarchon.backends.redis.keys import SHARDS, Keys, decoded, encoded
 from celery_anarchon.types import Claim, JobState, StoreInfo
 
-__all__ = ("Asked", "RedisStore", "chunks", "claim_items", "milliseconds", "scored")
+__all__ = ("Asked", "RedisStore", "chunks", "claim_items", "scored")
 
 T = TypeVar("T")
 
@@ -134,11 +134,6 @@ def scored(reply: Sequence[Any]) -> list[tuple[int, bytes]]:
     if reply and isinstance(reply[0], bytes):
         reply = list(zip(reply[::2], reply[1::2], strict=True))
     return [(int(float(score)), member) for member, score in reply]
-
-
-def milliseconds(seconds: float) -> int:
-    """Return *seconds* as whole milliseconds, rounded to the nearest."""
-    return round(seconds * 1000)
 
 
 def claim_items(claims: Sequence[Claim]) -> list[tuple[str, tuple[Argument, ...]]]:
