@@ -75,7 +75,8 @@ app.conf.beat_schedule = {
 
 @pytest.mark.parametrize("pool", ["prefork", "solo", "threads", "gevent"])
 def test_what_tasks_do_in_every_pool(started: Callable[[str], Runs], pool: str) -> None:
-    runs = started("sqlite")
+    # Not the broker in a folder: kombu loses a message there that it reads half-written.
+    runs = started("redis")
     runs.write(POOLS)
     worker = runs.worker("-c", "4", pool=pool)
     beat = runs.project.beat()
