@@ -20,6 +20,7 @@ app = Celery("demo")
 app.config_from_object(
     {
         "broker_url": "filesystem://",
+        "broker_transport": "celery_anarchon.demo.files:Transport",
         "broker_transport_options": {
             "data_folder_in": str(MESSAGES),
             "data_folder_out": str(MESSAGES),

@@ -90,6 +90,7 @@ class Project:
         if self.broker.startswith("filesystem"):
             for name in ("messages", "control"):
                 (self.folder / name).mkdir(exist_ok=True)
+            settings["broker_transport"] = "celery_anarchon.demo.files:Transport"
             settings["broker_transport_options"] = {
                 "data_folder_in": str(self.folder / "messages"),
                 "data_folder_out": str(self.folder / "messages"),
@@ -129,7 +130,7 @@ class Project:
 
     def _payloads(self) -> list[dict[str, Any]]:
         if self.broker.startswith("filesystem"):
-            return [json.loads(text) for text in _whole_files(self.folder / "messages")]
+            return [json.loads(f.read_text()) for f in (self.folder / "messages").glob("*.msg")]
         if self.broker.startswith("amqp"):
             self.taken += _taken(self.broker)
             return self.taken
@@ -137,12 +138,6 @@ class Project:
 
         with redis.Redis.from_url(self.broker) as client:
             return [json.loads(text) for text in client.lrange("celery", 0, -1)]
-
-
-def _whole_files(folder: Path) -> list[str]:
-    """Return the texts of the message files that have been written to their end."""
-    texts = (file.read_text() for file in folder.glob("*.msg"))
-    return [text for text in texts if text.endswith("}")]
 
 
 def _taken(url: str) -> list[dict[str, Any]]:
