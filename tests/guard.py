@@ -35,19 +35,34 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def signal_family(pid: int, number: int) -> None:
-    """Send a signal to *pid*, then to its group and to all that is below it.
+def signal_family(pid: int, number: int) -> set[int]:
+    """Send a signal to *pid*, then to its group and to all that is below it; return these.
 
-    The parent comes first, so that it can't replace a child that has just been ended.
+    The parent comes first, so that it can't replace a child that has just been ended; and it is
+    stopped before it is killed, so that no child of it is overlooked.
     """
-    family = descendants(pid)
+    if number == signal.SIGKILL:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+    family = {*descendants(pid)}
     with suppress(ProcessLookupError):
         os.kill(pid, number)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
-    for child in {*family, *descendants(pid)}:
+    family.update(descendants(pid))
+    for child in family:
         with suppress(ProcessLookupError):
             os.kill(child, number)
+    return family
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process; one that ended and was not waited for yet is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
 def main() -> None:

@@ -234,9 +234,13 @@ class Process:
         return self.wait(deadline)
 
     def kill(self) -> None:
-        """Kill the process and all below it (SIGKILL), as a power cut would. Twice is fine."""
+        """Kill the process and all below it (SIGKILL), as a power cut would. Twice is fine.
+
+        Returns when they are gone: what a dying child still holds, the next start may not get.
+        """
         if self.running:
-            guard.signal_family(self.pid, signal.SIGKILL)
+            family = guard.signal_family(self.pid, signal.SIGKILL)
+            wait_for(lambda: not any(map(guard.is_alive, family)), 20.0, f"the end of {family}")
         if self._popen:
             self._popen.wait()
             self._forget()

@@ -65,7 +65,7 @@ class Lagging(RedisSentinel):
     def fail_over(self) -> None:
         """Kill the master, and wait until the replica is the master."""
         self.master.kill()
-        wait_for(lambda: self.current_master() == self.replica.port, 20.0, "the fail-over")
+        self.wait_for_the_replica()
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_claims_go_on_after_a_fail_over() -> None:
             again = insist(backend, [question(one.job, slot) for one in won[strategy]])
             assert WON not in again
             assert insist(backend, [question("new", slot)]) == [WON]
-        assert servers.current_master() == servers.replica.port
+        servers.wait_for_the_replica()
 
 
 @pytest.mark.server("redis_sentinel")

@@ -202,6 +202,11 @@ class RedisSentinel(ServerSet):
         living = next(sentinel for sentinel in self.sentinels if sentinel.running)
         return int(living.client().sentinel_get_master_addr_by_name(self.name)[1])
 
+    def wait_for_the_replica(self) -> None:
+        """Wait until it is the master for the sentinels too, which learn of it one by one."""
+        promoted = self.replica.port
+        wait_for(lambda: self.current_master() == promoted, 20.0, "the replica to be the master")
+
 
 class RedisCluster(ServerSet):
     """Three masters that share the slots, without replicas.
