@@ -1,4 +1,4 @@
-"""``python -m benchmarks [NAME …]``: run all benchmarks, or those that are named."""
+"""``python -m benchmarks [NAME [option …]]``: run all benchmarks, or one with its options."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.starts
 
 
 def main(chosen: list[str]) -> None:
-    for name in chosen:
-        if name not in NAMES:
-            raise SystemExit(f"no benchmark {name!r}; there are {', '.join(NAMES)}")
-    for name in chosen or NAMES:
+    if chosen and chosen[0] not in NAMES:
+        raise SystemExit(f"no benchmark {chosen[0]!r}; there are {', '.join(NAMES)}")
+    for name in chosen[:1] or NAMES:
         print(f"\n== {name}", flush=True)
-        sys.argv = [name]
+        sys.argv = [name, *chosen[1:]]
         runpy.run_module(f"benchmarks.{name}", run_name="__main__")
 
 

@@ -13,31 +13,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import secrets
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import nats
 
+from benchmarks._common import batches, timed
 from celery_anarchon import Backend, Claim, open_backend
 from tests.servers.nats import NATS, operate
 
 BATCH = 500
 STREAMS = ("bare-one", "bare-two")
-
-
-def timed(work: Callable[[], Any]) -> float:
-    """Return how long *work* takes, seconds."""
-    begun = time.perf_counter()
-    work()
-    return time.perf_counter() - begun
-
-
-def batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    """Yield *items* in runs of *size*."""
-    for first in range(0, len(items), size):
-        yield items[first : first + size]
 
 
 def questions(slot: int, total: int) -> list[Claim]:
@@ -103,7 +90,7 @@ def main() -> None:
     with NATS() as server:
         for name in STREAMS:
             window = 7200 * 10**9
-            config = {"name": name, "subjects": [f"{name}.>"], "storage": "file"}
+            config: dict[str, Any] = {"name": name, "subjects": [f"{name}.>"], "storage": "file"}
             config |= {"max_age": window, "duplicate_window": window}
             operate(server.url(), f"STREAM.CREATE.{name}", config)
         bare = Bare(server.url())

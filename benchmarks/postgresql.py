@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import argparse
 import secrets
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import psycopg2
 from psycopg2.extras import execute_values
 
+from benchmarks._common import batches, timed
 from celery_anarchon import Backend, Claim, open_backend
 from tests.servers.postgresql import PostgreSQL
 
@@ -27,19 +27,6 @@ DROP TABLE IF EXISTS bare;
 CREATE TABLE bare (job text, slot bigint, token text, PRIMARY KEY (job, slot));
 """
 INSERT = "INSERT INTO bare (job, slot, token) VALUES %s ON CONFLICT DO NOTHING RETURNING job"
-
-
-def timed(work: Callable[[], Any]) -> float:
-    """Return how long *work* takes, seconds."""
-    begun = time.perf_counter()
-    work()
-    return time.perf_counter() - begun
-
-
-def batches(items: list[Any], size: int) -> Iterator[list[Any]]:
-    """Yield *items* in lists of *size*."""
-    for first in range(0, len(items), size):
-        yield items[first : first + size]
 
 
 def bare(connection: Any, claims: list[Claim], size: int) -> None:

@@ -12,23 +12,15 @@ from __future__ import annotations
 
 import argparse
 import secrets
-import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import amqp
 
+from benchmarks._common import timed
 from celery_anarchon import Backend, Claim, open_backend
 from tests.servers.rabbitmq import RabbitMQ, RabbitMQ4
 
 BATCH = 100
-
-
-def timed(work: Callable[[], Any]) -> float:
-    """Return how long *work* takes, seconds."""
-    begun = time.perf_counter()
-    work()
-    return time.perf_counter() - begun
 
 
 def questions(slot: int, total: int) -> list[Claim]:

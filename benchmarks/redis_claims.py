@@ -11,31 +11,18 @@ from __future__ import annotations
 
 import argparse
 import secrets
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+from benchmarks._common import batches, timed
 from celery_anarchon import Backend, Claim, open_backend
 from tests.servers.redis import Redis
 from tests.servers.redis8 import Redis8
 
 BATCH = 500
 STRATEGIES = {"lease": Redis, "stream-id": Redis, "script": Redis, "idmp": Redis8}
-
-
-def timed(work: Callable[[], Any]) -> float:
-    """Return how long *work* takes, seconds."""
-    begun = time.perf_counter()
-    work()
-    return time.perf_counter() - begun
-
-
-def batches(items: Sequence[Claim], size: int) -> Iterator[Sequence[Claim]]:
-    """Yield *items* in runs of *size*."""
-    for first in range(0, len(items), size):
-        yield items[first : first + size]
 
 
 def questions(slot: int, total: int) -> list[Claim]:

@@ -1,54 +1,32 @@
-"""Many ``crontab()`` entries due in one second: when has the last message been sent?
+"""Many ``crontab`` entries due in one second: when has the last message been sent?
 
-Real ``celery beat`` processes on a private Redis. Each row is one minute boundary, because that is
-when such entries are due. Beside it a bare ``apply_async`` loop inside ``Producer.batch()``, which
-nobody can beat, and stock beat with fewer entries, since its time grows with their square.
+    python -m benchmarks stampede [--entries 10000] [--store redis|sqlite|postgresql …]
+        [--replicas 1 2 3] [--redbeat-entries 10000] [--stock-entries 2000]
 
-    python -m benchmarks stampede
+Real ``celery beat`` processes with a private Redis as broker. Each row is a minute boundary, since
+that is when such entries are due; seconds count from there. Right before each row a bare
+``apply_async`` loop inside ``Producer.batch()``, which nobody can beat, sends as many messages; its
+seconds count from its own start, the median of three. Stock beat has fewer entries, since its time
+grows with their square. 0 leaves a row out.
 """
 
 from __future__ import annotations
 
-import os
+import argparse
+import json
 import statistics
-import sys
-import tempfile
 import time
-from pathlib import Path
+from functools import partial
 
-from tests.processes import Processes, wait_for
-from tests.servers.postgresql import PostgreSQL
-from tests.servers.redis import Redis
-
-ENTRIES = int(os.environ.get("ENTRIES", "10000"))
-STOCK_ENTRIES = min(ENTRIES, 2000)
-#: What a process needs to be up, at the very least, before the minute begins, seconds.
-HEAD_START = 12
-
-SOURCE = """
-import os
 from celery import Celery
-from celery.schedules import crontab
 
-app = Celery("proj", broker=os.environ["BROKER"])
-app.conf.task_ignore_result = True
-app.conf.beat_scheduler = os.environ["SCHEDULER"]
-if os.environ.get("STORE"):
-    app.conf.anarchon_url = os.environ["STORE"]
-app.conf.beat_schedule = {
-    f"job-{n}": {"task": "proj.work", "schedule": crontab()}
-    for n in range(int(os.environ["ENTRIES"]))
-}
-
-@app.task(name="proj.work")
-def work(): pass
-"""
+from benchmarks._beats import ANARCHON, REDBEAT, STOCK, STORES, Beats, Servers, ready
+from benchmarks._common import Table, need, show_machine, timed
+from tests.processes import wait_for
 
 
 def bare_loop(broker: str, count: int) -> float:
     """Return the seconds that a bare loop takes to send *count* messages."""
-    from celery import Celery
-
     app = Celery("bare", broker=broker, set_as_current=False)
     app.conf.task_ignore_result = True
 
@@ -58,69 +36,70 @@ def bare_loop(broker: str, count: int) -> float:
 
     with app.connection_for_write() as connection:
         producer = app.amqp.Producer(connection.ensure_connection(), auto_declare=False)
-        began = time.monotonic()
-        with producer.batch():
-            for _ in range(count):
-                task.apply_async(producer=producer)
-        return time.monotonic() - began
+
+        def send() -> None:
+            with producer.batch():
+                for _ in range(count):
+                    task.apply_async(producer=producer)
+
+        return timed(send)
 
 
 def stampede(
-    folder: Path, server: Redis, scheduler: str, entries: int, *, replicas: int = 1, store: str = ""
-) -> tuple[float, int]:
-    """Return seconds from the minute to the last message, and how many messages there are."""
-    db = server.fresh_db()
-    client = server.client(db)
-    (folder / "proj.py").write_text(SOURCE)
-    env = {
-        "BROKER": server.url(db),
-        "STORE": store,
-        "SCHEDULER": scheduler,
-        "ENTRIES": str(entries),
-    }
-    processes = Processes(folder, env)
-    if 60 - time.time() % 60 < HEAD_START:
-        time.sleep(60 - time.time() % 60 + 1)
-    for number in range(replicas):
-        processes.celery("proj", "beat", "-s", f"schedule-{db}-{number}")
-    minute = (int(time.time()) // 60 + 1) * 60
-    try:
-        wait_for(lambda: time.time() >= minute, 70, "the minute")
-        expected = entries * (1 if "anarchon" in scheduler else replicas)
-        wait_for(lambda: client.llen("celery") >= expected, 58, "all messages", interval=0.005)
+    servers: Servers, scheduler: str, entries: int, replicas: int, store: str, wait: float
+) -> tuple[float, int, int]:
+    """Return seconds from the minute to the last message, the messages, and the runs they are of.
+
+    Arguments:
+        wait: for all replicas to be up, seconds.
+    """
+    minute = int((time.time() + wait) // 60 + 1) * 60
+    # Of one hour, so that entries of a slow beat are not due again meanwhile.
+    entry = {"task": "proj.work", "schedule": f"{minute // 60 % 60} * * * *"}
+    schedule = {f"job-{n}": entry for n in range(entries)}
+    with Beats(servers, scheduler, schedule, store=store) as beats:
+        for beat in [beats.start(number) for number in range(replicas)]:
+            ready(beat, minute - time.time())
+        time.sleep(max(0.0, minute - time.time()))
+        wait_for(lambda: beats.sent() >= entries, 3000, "all messages", interval=0.005)
         took = time.time() - minute
-        time.sleep(0.5)
-        return took, client.llen("celery")
-    finally:
-        processes.kill()
-        client.flushdb()
-
-
-def row(name: str, entries: int, took: float, sent: int, bare: float) -> None:
-    print(f"{name:<44} {entries:>7} {sent:>7} {took:>8.2f} {took / bare:>8.2f}", flush=True)
+        time.sleep(0.5)  # for messages that are too many
+        messages = beats.client.lrange("celery", 0, -1)
+        return took, len(messages), len({json.loads(one)["headers"]["id"] for one in messages})
 
 
 def main() -> None:
-    ours = "celery_anarchon:AnarchonScheduler"
-    with tempfile.TemporaryDirectory() as temporary, Redis() as server:
-        folder = Path(temporary)
-        loops = [bare_loop(server.fresh(), ENTRIES) for _ in range(3)]
-        bare = statistics.median(loops)
-        print(f"{'':<44} {'entries':>7} {'sent':>7} {'seconds':>8} {'x bare':>8}")
-        row("bare loop in Producer.batch()", ENTRIES, bare, ENTRIES, bare)
-        for replicas in (1, 2, 3):
-            took, sent = stampede(folder, server, ours, ENTRIES, replicas=replicas)
-            row(f"celery_anarchon, {replicas} replica(s), fenced", ENTRIES, took, sent, bare)
-        store = f"sqlite:///{folder}/claims.db"
-        took, sent = stampede(folder, server, ours, ENTRIES, store=store)
-        row("celery_anarchon, store SQLite", ENTRIES, took, sent, bare)
-        with PostgreSQL() as postgresql:
-            took, sent = stampede(folder, server, ours, ENTRIES, store=postgresql.fresh())
-            row("celery_anarchon, store PostgreSQL", ENTRIES, took, sent, bare)
-        scaled = bare * STOCK_ENTRIES / ENTRIES
-        took, sent = stampede(folder, server, "celery.beat:PersistentScheduler", STOCK_ENTRIES)
-        row("stock beat", STOCK_ENTRIES, took, sent, scaled)
+    """Parse the command line and measure."""
+    assert __doc__
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--entries", type=int, default=10_000)
+    parser.add_argument("--store", nargs="*", choices=STORES, default=STORES)
+    parser.add_argument("--replicas", nargs="*", type=int, default=(1, 2, 3))
+    parser.add_argument("--redbeat-entries", type=int, default=10_000)
+    parser.add_argument("--stock-entries", type=int, default=2000)
+    parser.add_argument("--head-start", type=float, default=25, help="to be up, seconds")
+    options = parser.parse_args()
+    rows = [
+        (f"anarchon, {store} × {replicas}", ANARCHON, options.entries, replicas, store)
+        for store in options.store
+        for replicas in options.replicas
+    ]
+    if options.redbeat_entries:
+        need("redbeat", "the row of RedBeat")
+        rows.append(("RedBeat", REDBEAT, options.redbeat_entries, 1, "redis"))
+    if options.stock_entries:
+        rows.append(("stock beat", STOCK, options.stock_entries, 1, "redis"))
+    show_machine()
+    with Servers() as servers:
+        table = Table("", "entries", "messages", "runs", "seconds", "bare loop", "× bare")
+        for name, scheduler, entries, replicas, store in rows:
+            loop = partial(bare_loop, count=entries)
+            bare = statistics.median(loop(servers.redis.fresh()) for _ in range(3))
+            took, messages, runs = stampede(
+                servers, scheduler, entries, replicas, store, options.head_start
+            )
+            table.row(name, entries, messages, runs, took, bare, took / bare)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
