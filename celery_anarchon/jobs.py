@@ -46,7 +46,8 @@ class Job:
         begun: whether the store has told how far it has come.
         cursor: every slot up to this instant is settled, ms by the store's clock.
         since: from when its schedule counts, ms.
-        passed_over: slots that :meth:`due` gave up at its last call, counted up to a bound.
+        passed_over: slots that were given up since the last call of :meth:`due`, counted up to a
+            bound.
         share: fraction that is fixed for the name, for what is to be spread.
         chain_end: the slot that a chained schedule continues from, ms, as the store knows it.
         asked: slot → token of claims that the store has not answered.
@@ -152,13 +153,16 @@ class Job:
         return None if slot is None else max(slot + self.put_off, self._not_before)
 
     def due(self, now: int) -> list[int]:
-        """Return the slots to claim at *now*, oldest first, and settle those that are given up."""
+        """Return the slots to claim at *now*, oldest first, and settle those that are given up.
+
+        Where all are older than max_late it is the latest of them, so that the store can record
+        that nobody ran it.
+        """
         now -= self.put_off
-        oldest = now - round(self.policy.max_late * 1000)
+        slots = self._missed(now) if self.policy.catch_up == "all" else []
+        slots = slots or self._latest(now)
         if self.policy.catch_up == "none":
-            oldest = max(oldest, now - GRACE_MS)
-        slots = self._missed(oldest, now) if self.policy.catch_up == "all" else self._latest(now)
-        slots = [slot for slot in slots if slot >= oldest]
+            slots = [slot for slot in slots if slot >= now - GRACE_MS]
         self.passed_over = self._count_passed_over(slots, now)
         if not slots:
             self.cursor = max(self.cursor, now)
@@ -174,7 +178,8 @@ class Job:
         passed = takewhile(lambda slot: slot < end, self._slots_after(self.cursor))
         return sum(1 for _ in islice(passed, PASSED_OVER_BOUND))
 
-    def _missed(self, oldest: int, now: int) -> list[int]:
+    def _missed(self, now: int) -> list[int]:
+        oldest = now - round(self.policy.max_late * 1000)
         slots = takewhile(lambda slot: slot <= now, self._slots_after(max(self.cursor, oldest - 1)))
         # The end of a chain moves with each slot, so they are asked for one by one.
         return list(islice(slots, 1 if self.chained else MISSED_PER_TICK))

@@ -255,7 +255,9 @@ class AnarchonScheduler(BrokerPostman, Scheduler):
                 job.asked.pop(slot, None)
             else:
                 self._move_on(backend, asked)
-            if outcome in _TELL:
+            if outcome is Outcome.LATE and not asked.takeover:
+                job.passed_over += 1
+            elif outcome in _TELL:
                 level, meaning = _TELL[outcome]
                 logger.log(
                     level,

@@ -77,7 +77,10 @@ class RunState(str, Enum):
     DONE = "done"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
+    #: Another run of the job was alive, and ``overlap="skip"``.
     SKIPPED = "skipped"
+    #: Nobody asked for it before it was older than max_late.
+    LATE = "late"
 
     def __str__(self) -> str:
         return self.value

@@ -32,7 +32,7 @@ class JobRow:
 
     Attributes:
         floor: runs at or before this slot may have been forgotten, so nobody wins them any more.
-        wins: how many runs were won, which tells when to prune.
+        wins: how many runs were won, skipped or late, which tells when to prune.
         confirmed: when a worker first confirmed a run of it, or None: perhaps none ever will.
     """
 
@@ -110,6 +110,8 @@ def known_without_writing(claim: Claim, run: RunRow | None, now: int) -> Verdict
     """Return the verdict where the run alone decides it and nothing has to be written."""
     if run is None or run.is_claim_sent_again(claim):
         return None
+    if run.state is RunState.LATE:
+        return Verdict(Outcome.LATE) if is_late(claim, now) else None
     if run.state is RunState.SKIPPED:
         return Verdict(Outcome.OVERLAP, run.attempt)
     if run.state not in LIVE:
@@ -117,6 +119,11 @@ def known_without_writing(claim: Claim, run: RunRow | None, now: int) -> Verdict
     if run.holds(now):
         return Verdict(Outcome.RUNNING, run.attempt)
     return None
+
+
+def is_late(claim: Claim, now: int) -> bool:
+    """Whether *claim* comes later than max_late after its slot."""
+    return now - claim.slot > milliseconds(claim.max_late)
 
 
 @dataclass
@@ -151,7 +158,8 @@ class Ledger:
     def claim(self, claim: Claim) -> Verdict:
         """Decide one claim."""
         run = self.run(claim)
-        if run is None:
+        # What was late for one claimant is free for another, whose max_late is longer.
+        if run is None or run.state is RunState.LATE:
             return self._claim_new(claim)
         known = known_without_writing(claim, run, self.now)
         if known is not None:
@@ -242,17 +250,27 @@ class Ledger:
         job = self.jobs.setdefault(claim.job, JobRow(claim.job))
         if claim.slot > self.now + EARLY_TOLERANCE_MS:
             return Verdict(Outcome.EARLY)
-        if claim.slot <= job.floor or self.now - claim.slot > milliseconds(claim.max_late):
+        if claim.slot <= job.floor:
             return Verdict(Outcome.LATE)
-        if claim.after is not None and claim.after != job.chain_end:
+        in_turn = claim.after is None or claim.after == job.chain_end
+        if is_late(claim, self.now):
+            if in_turn and 0 < job.chain_end < claim.slot:
+                self._take(job, claim)
+                self._write(claim, attempt=0, state=RunState.LATE)
+            return Verdict(Outcome.LATE)
+        if not in_turn:
             return Verdict(Outcome.LOST)
-        job.last_slot = max(claim.slot, job.last_slot or claim.slot)
-        job.wins += 1
-        self.touched_jobs.add(claim.job)
+        self._take(job, claim)
         if claim.overlap == "skip" and self._another_lives(claim):
             self._write(claim, attempt=0, state=RunState.SKIPPED)
             return Verdict(Outcome.OVERLAP)
         return self._win(claim, 1)
+
+    def _take(self, job: JobRow, claim: Claim) -> None:
+        """Note that the slot has had its chance."""
+        job.last_slot = max(claim.slot, job.last_slot or claim.slot)
+        job.wins += 1
+        self.touched_jobs.add(claim.job)
 
     def _in_vain(self, run: RunRow) -> bool:
         """Whether the run waited in a queue, and no worker is known to confirm any of its job."""

@@ -20,6 +20,7 @@ from celery_anarchon.contract.asking import (
 from celery_anarchon.contract.claims import ClaimContract, ResendContract
 from celery_anarchon.contract.history import HistoryContract
 from celery_anarchon.contract.jobs import JobMemoryContract
+from celery_anarchon.contract.late import LateContract
 from celery_anarchon.contract.names import ODD_NAMES
 from celery_anarchon.contract.overlap import OverlapContract
 from celery_anarchon.contract.store import Store
@@ -241,6 +242,8 @@ class RememberContract:
         interrupted = begin(backend, "interrupted", attempts=1)
         lapse(backend, interrupted)
         assert len(backend.expired()) == 2
+        late = begin(backend, "late", behind=10_000)
+        assert ask(backend, "late", late.slot + 1000, max_late=0.5, keep=60.0) is LATE
         queued = begin(backend, "queued", wait=60.0)
         assert backend.queue([queued]) == [True]
         told = {run.job: run.state for run in reversed(backend.runs())}
@@ -264,6 +267,7 @@ class LeaseContract(
     FinishContract,
     ExpiredContract,
     OverlapContract,
+    LateContract,
     RememberContract,
     WorkerContract,
     ResendContract,

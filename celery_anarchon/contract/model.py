@@ -19,6 +19,9 @@ __all__ = ("ModelContract",)
 SEEDS = range(4)
 STEPS = 250
 
+#: In seconds; none ends near a slot.
+MAX_LATE = (3600.0, 3600.0, 1100.0)
+
 JOBS = ("job", "job ", "{job}:1", "🕰")
 ENDS: tuple[FinalState, ...] = ("done", "failed", "released")
 
@@ -54,8 +57,8 @@ class Comparison:
             for name in ("one", "two", "three")
         ]
         now = self.replicas[0].store.now()
-        # Ten slots that are due, some close together and some far apart; one that is too late for
-        # all, and one that is far ahead.
+        # Ten slots that are due, some close together and some far apart, of which three are too
+        # late for the shorter MAX_LATE; one that is too late for all, and one that is far ahead.
         due = [now - 1_500_000 + 160_000 * n for n in range(6)]
         due += [now - 60_000 + n * n for n in range(4)]
         self.slots = [*due, now - 10**8, now + 10**8]
@@ -84,6 +87,7 @@ class Comparison:
                 "lease": 3600.0,
                 "attempts": self.chance.randint(1, 3),
                 "overlap": self.chance.choice(("allow", "allow", "skip")),
+                "max_late": self.chance.choice(MAX_LATE),
             }
             here.append(again(claim, **terms, after=ends and ends[0]))
             there.append(again(claim, **terms, after=ends and ends[1]))

@@ -291,7 +291,7 @@ class RetryContract:
         assert (only_run(backend).worker, only_run(backend).attempt) == ("other", 1)
         assert other.finish([second], "done") == [True]
 
-    def test_the_message_may_overtake_the_news_of_it(self, store: Store) -> None:
+    def test_the_message_of_a_retry_may_overtake_the_news_of_it(self, store: Store) -> None:
         backend, other = store.open(), store.open()
         first = begin_confirmed(backend)
         assert confirm(other, leg(first, 2), worker="other") == [True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -105,6 +106,29 @@ def test_missed_slot_later_than_max_late_is_left(project: Project) -> None:
     wait_until(project, ran + PERIOD * 1000 + 3500)
     slots = settled_slots(project, 2)
     assert ran + PERIOD * 1000 not in slots
+
+
+def test_a_slot_that_nobody_ran_in_time_is_recorded_as_late(project: Project) -> None:
+    """Once, whoever comes first; it is neither run nor asked for again."""
+    with project.backend() as backend:
+        slot = backend.now() // 1000 * 1000 + 8000
+        project.write(
+            every(3600, "hourly") + every(1, "tick").replace(" = ", " |= "),
+            anarchon_max_late=3,
+            anarchon_entries={"hourly": {"anchor": slot / 1000}},
+        )
+        run_one_slot(project, "tick")
+        wait_until(project, slot + 3100)
+        for _ in range(2):
+            beats = [project.beat() for _ in range(2)]
+            project.wait_for_slots(len(project.slots("tick")) + 2, 30, "tick")
+            for beat in beats:
+                assert beat.terminate(5) == 0
+        (run,) = backend.runs("hourly")
+    assert (run.slot, run.state.value, run.attempt) == (slot, "late", 0)
+    assert not project.slots("hourly")
+    logs = "".join(beat.output() for beat in project.processes.started)
+    assert re.search("passed over .* slots of .* jobs .*'hourly'", logs)
 
 
 def test_new_entry_does_not_fire_for_the_past(project: Project) -> None:

@@ -163,13 +163,21 @@ def test_none_after_an_outage_while_it_runs() -> None:
 
 
 @pytest.mark.parametrize("catch_up", ["latest", "all"])
-def test_nothing_is_asked_later_than_max_late(catch_up: Any) -> None:
+def test_the_latest_slot_is_asked_for_however_late(catch_up: Any) -> None:
+    """So that the store records it, once, where nobody ran it."""
     policy = {"catch_up": catch_up, "max_late": 90.0, "keep": 180.0}
-    job = begun(crontab(0), 0, NOON + 90_001, last=NOON - 60 * MINUTE, **policy)
+    job = begun(crontab(0), 0, NOON + 90_001, last=NOON - 150 * MINUTE, **policy)
+    assert settled(job, NOON + 90_001) == [NOON]
+    assert job.passed_over == 2
+    assert settled(job, NOON + 90_002) == []
+    assert job.next_due() == NOON + 60 * MINUTE
+
+
+def test_none_asks_for_nothing_that_is_late() -> None:
+    policy = {"catch_up": "none", "max_late": 90.0, "keep": 180.0}
+    job = begun(crontab(0), 0, NOON - 1, last=NOON - 60 * MINUTE, **policy)
     assert settled(job, NOON + 90_001) == []
     assert job.next_due() == NOON + 60 * MINUTE
-    job = begun(crontab(0), 0, NOON + 90_000, last=NOON - 60 * MINUTE, **policy)
-    assert settled(job, NOON + 90_000) == [NOON]
 
 
 def test_all_leaves_only_those_within_max_late() -> None:

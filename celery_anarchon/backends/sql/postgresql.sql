@@ -17,7 +17,7 @@
 --   confirmed    when a worker first confirmed a run of it, or NULL
 -- {runs}
 --   job, slot    which run
---   state        running, queued, released, done, failed, interrupted, skipped
+--   state        running, queued, released, done, failed, interrupted, skipped, late
 --   attempt      number of the latest attempt; token, replica, claimed: of that attempt
 --   lease_until  last instant of the lease, or of the wait in a queue; where released, when it
 --                was released

@@ -208,6 +208,21 @@ local function ended(shard, job, slot, attempt)
   end
 end
 
+-- Notes that the slot has had its chance.
+local function advance(shard, job, slot, last)
+  if not last then
+    call('SADD', shard .. 'jobs', job)
+  end
+  if not last or tonumber(slot) > last then
+    call('HSET', shard .. 'job:' .. job, 'last', slot)
+  end
+end
+
+local function record_not_run(shard, job, slot, token, state)
+  local run = {0, token, now, state, 0, 0, 0, replica, now, '', false, 0, ''}
+  record(shard, job, slot, run, state)
+end
+
 local function claim(shard, job, slot, token, terms)
   local key = shard .. 'job:' .. job
   local field = 'b' .. digits(bucket_of(slot))
@@ -243,21 +258,24 @@ local function claim(shard, job, slot, token, terms)
   end
   if instant > now + tonumber(ARGV[4]) then
     return EARLY
-  elseif instant <= floor or now - instant > terms.late then
+  elseif instant <= floor then
     return LATE
-  elseif terms.after and terms.after ~= math.max(tonumber(known[4] or 0), last or 0) then
+  end
+  local chain_end = math.max(tonumber(known[4] or 0), last or 0)
+  local in_turn = not terms.after or terms.after == chain_end
+  if now - instant > terms.late then
+    if in_turn and chain_end > 0 and instant > chain_end then
+      advance(shard, job, slot, last)
+      record_not_run(shard, job, slot, token, 'late')
+    end
+    return LATE
+  elseif not in_turn then
     return LOST
   end
-  if not last then
-    call('SADD', shard .. 'jobs', job)
-  end
-  if not last or instant > last then
-    call('HSET', key, 'last', slot)
-  end
+  advance(shard, job, slot, last)
   if terms.skip and another_lives(key, slot) then
-    local run = {0, token, now, 'skipped', 0, 0, 0, replica, now, '', false, 0, ''}
     remember(shard, job, instant, terms.keep, '-' .. slot)
-    record(shard, job, slot, run, 'skipped')
+    record_not_run(shard, job, slot, token, 'skipped')
     return OVERLAP
   end
   return win(shard, job, slot, token, terms, 1)
