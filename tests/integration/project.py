@@ -90,7 +90,7 @@ class Project:
         if self.broker.startswith("filesystem"):
             for name in ("messages", "control"):
                 (self.folder / name).mkdir(exist_ok=True)
-            settings["broker_transport"] = "celery_anarchon.demo.files:Transport"
+            settings.setdefault("broker_transport", "celery_anarchon.demo.files:Transport")
             settings["broker_transport_options"] = {
                 "data_folder_in": str(self.folder / "messages"),
                 "data_folder_out": str(self.folder / "messages"),

@@ -114,7 +114,10 @@ def test_embedded_in_a_worker_of_another_pool(redis_project: Project, pool: str)
     [
         ({"anarchon_url": "mars://u:s3kret@h"}, ["anarchon_url", "'mars'", "mars://u:**@h"]),
         ({"anarchon_url": "redis://:s3/kret@h"}, ["anarchon_url", "can't be read", "%2F"]),
-        ({"anarchon_url": None}, ["anarchon_url is not set", "filesystem://"]),
+        (
+            {"anarchon_url": None, "broker_transport": None},
+            ["anarchon_url is not set", "filesystem://"],
+        ),
         ({"anarchon_lease": 0}, ["anarchon_lease = 0"]),
         ({"anarchon_entries": {"jop": {}}}, ["anarchon_entries", "'jop'", "'job'"]),
         (
