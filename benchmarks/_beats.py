@@ -102,14 +102,24 @@ def ready(beat: Process, deadline: float) -> float:
         TimeoutError: it has not ended by then.
     """
     beat.wait_for_output("ready ", deadline)
-    return float(beat.output().rpartition("ready ")[2].split()[0])
+    return _instant(beat, "ready")
 
 
-def started(beats: Beats, deadline: float = 300.0) -> tuple[Process, float]:
-    """Start a beat and return it with the seconds until its first tick has ended."""
+def _instant(beat: Process, event: str) -> float:
+    return float(beat.output().rpartition(f"{event} ")[2].split()[0])
+
+
+def started(beats: Beats, deadline: float = 600.0) -> tuple[Process, float, float]:
+    """Start a beat, and return it when its first tick has ended.
+
+    Returns:
+        The process; seconds until the project had made its schedule, and from there.
+    """
     begun = time.monotonic()
     beat = beats.start()
-    return beat, ready(beat, deadline) - begun
+    end = ready(beat, deadline)
+    configured = _instant(beat, "configured")
+    return beat, configured - begun, end - configured
 
 
 def cpu_of(pid: int) -> float:

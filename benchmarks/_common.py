@@ -13,6 +13,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+#: Fractions from so much on have so many digits after the point.
+DIGITS = {100: 0, 10: 1, 0.1: 2, 0: 4}
+
 
 def timed(work: Callable[[], Any]) -> float:
     """Return how long *work* takes, seconds."""
@@ -63,7 +66,7 @@ class Table:
         print("| " + " | ".join([rules[0], *(f"{rule[1:]}:" for rule in rules[1:])]) + " |")
 
     def row(self, first: str, *cells: float | str) -> None:
-        """Print a row; a fraction is shown with three digits or more."""
+        """Print a row."""
         texts = [first.ljust(self._widths[0])]
         for cell, width in zip(cells, self._widths[1:], strict=True):
             texts.append(shown(cell).rjust(width))
@@ -74,4 +77,5 @@ def shown(cell: float | str) -> str:
     """Return the text of a cell."""
     if not isinstance(cell, float):
         return f"{cell:,}" if isinstance(cell, int) else cell
-    return f"{cell:,.{0 if abs(cell) >= 100 else 1 if abs(cell) >= 10 else 2}f}"
+    digits = next(digits for least, digits in DIGITS.items() if abs(cell) >= least)
+    return f"{cell:,.{digits}f}"

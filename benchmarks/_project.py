@@ -19,6 +19,12 @@ from celery.schedules import crontab
 from celery_anarchon import cron
 
 
+def tell(event: str) -> None:
+    """Print the instant of *event* by the monotonic clock."""
+    # Celery turns sys.stdout into a log.
+    print(event, time.monotonic(), file=sys.__stdout__, flush=True)
+
+
 def rule(text: float | str) -> Any:
     """Return the schedule that *text* stands for; a number is an interval in seconds."""
     if not isinstance(text, str):
@@ -35,6 +41,7 @@ app.conf.beat_schedule = {
     name: {**entry, "schedule": rule(entry["schedule"])}
     for name, entry in json.loads(Path(os.environ["SCHEDULE"]).read_text()).items()
 }
+tell("configured")
 
 
 @app.task(name="proj.work")
@@ -51,8 +58,7 @@ def watch(sender: Any, **_: Any) -> None:
     def first_tick(*args: Any, **kwargs: Any) -> Any:
         del scheduler.tick
         wait = tick(*args, **kwargs)
-        # Celery turns sys.stdout into a log.
-        print("ready", time.monotonic(), file=sys.__stdout__, flush=True)
+        tell("ready")
         return wait
 
     def note_begin(headers: dict[str, Any], **_: Any) -> None:

@@ -33,7 +33,7 @@ def main() -> None:
     options = parser.parse_args()
     show_machine()
     with Servers() as servers, Beats(servers, ANARCHON, asleep(options.entries)) as beats:
-        beat, _ = started(beats)
+        beat, *_ = started(beats)
         cpu = cpu_of(beat.pid)
         commands = commands_in(options.seconds, servers.redis.port)
         cpu = cpu_of(beat.pid) - cpu
