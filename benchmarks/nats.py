@@ -12,24 +12,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import secrets
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import nats
 
+from benchmarks._claims import claimed, questions, show
 from benchmarks._common import batches, timed
 from celery_anarchon import Backend, Claim, open_backend
 from tests.servers.nats import NATS, operate
 
 BATCH = 500
 STREAMS = ("bare-one", "bare-two")
-
-
-def questions(slot: int, total: int) -> list[Claim]:
-    """Return claims of one slot of *total* jobs."""
-    return [Claim(f"job-{number}", slot, secrets.token_hex(16)) for number in range(total)]
 
 
 class Bare:
@@ -61,12 +56,6 @@ class Bare:
         """Let go of the server."""
         self._loop.run_until_complete(self._client.close())
         self._loop.close()
-
-
-def claimed(backend: Backend, claims: Sequence[Claim], size: int, won: bool) -> None:
-    """Ask for each claim."""
-    for batch in batches(claims, size):
-        assert all(verdict.won is won for verdict in backend.claim(batch))
 
 
 def one_round(bare: Bare, backend: Backend, slot: int, total: int, size: int) -> dict[str, float]:
@@ -103,10 +92,7 @@ def main() -> None:
                         # The first round makes the jobs known.
                         if number:
                             best[row] = min(seconds, best.get(row, seconds))
-                print(f"{total} claims in batches of {size}:")
-                for row, seconds in best.items():
-                    ratio = seconds / best["bare publish"]
-                    print(f"  {row:14}{total / seconds:10,.0f} /s{ratio:8.2f} x bare")
+                show(f"{total} claims in batches of {size}", total, best)
         bare.close()
 
 

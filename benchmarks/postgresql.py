@@ -8,7 +8,6 @@ Without ``--url`` it starts a private server, with fsync on. Ratios matter, not 
 from __future__ import annotations
 
 import argparse
-import secrets
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -17,8 +16,9 @@ from typing import Any
 import psycopg2
 from psycopg2.extras import execute_values
 
+from benchmarks._claims import claimed, finished, questions, show
 from benchmarks._common import batches, timed
-from celery_anarchon import Backend, Claim, open_backend
+from celery_anarchon import Claim, open_backend
 from tests.servers.postgresql import PostgreSQL
 
 BATCH = 500
@@ -37,18 +37,6 @@ def bare(connection: Any, claims: list[Claim], size: int) -> None:
             assert len(execute_values(cursor, INSERT, rows, page_size=size, fetch=True)) == size
 
 
-def claimed(backend: Backend, claims: list[Claim], size: int, outcome: str) -> None:
-    """Ask for each claim in batches, and expect one outcome."""
-    for batch in batches(claims, size):
-        assert all(verdict.outcome == outcome for verdict in backend.claim(batch))
-
-
-def finished(backend: Backend, claims: list[Claim], size: int) -> None:
-    """End each run in batches."""
-    for batch in batches(claims, size):
-        assert all(backend.finish(batch, "done"))
-
-
 def measure(url: str, total: int) -> None:
     """Print the figures of single and of batched claims."""
     with closing(psycopg2.connect(url)) as connection, open_backend(url) as backend:
@@ -56,18 +44,14 @@ def measure(url: str, total: int) -> None:
             cursor.execute(BARE)
         now = backend.now()
         for slot, size, number in ((now - 2, 1, total // 20), (now - 1, BATCH, total)):
-            claims = [Claim(f"job {n}", slot, secrets.token_hex(16)) for n in range(number)]
-            rivals = [Claim(f"job {n}", slot, secrets.token_hex(16)) for n in range(number)]
-            base = timed(partial(bare, connection, claims, size))
+            claims, rivals = questions(slot, number), questions(slot, number)
             rows = {
-                "bare insert": base,
-                "claim, won": timed(partial(claimed, backend, claims, size, "won")),
-                "claim, running": timed(partial(claimed, backend, rivals, size, "running")),
+                "bare insert": timed(partial(bare, connection, claims, size)),
+                "claim, won": timed(partial(claimed, backend, claims, size, won=True)),
+                "claim, running": timed(partial(claimed, backend, rivals, size, won=False)),
                 "finish": timed(partial(finished, backend, claims, size)),
             }
-            print(f"{number} in batches of {size}")
-            for name, seconds in rows.items():
-                print(f"  {name:15} {seconds:7.3f} s   {seconds / base:5.2f} × bare insert")
+            show(f"{number} in batches of {size}", number, rows)
 
 
 @contextmanager

@@ -12,26 +12,16 @@ from __future__ import annotations
 
 import argparse
 import secrets
-from collections.abc import Sequence
+from functools import partial
 
 import amqp
 
+from benchmarks._claims import claimed, questions, show
 from benchmarks._common import timed
-from celery_anarchon import Backend, Claim, open_backend
+from celery_anarchon import open_backend
 from tests.servers.rabbitmq import RabbitMQ, RabbitMQ4
 
 BATCH = 100
-
-
-def questions(slot: int, total: int) -> list[Claim]:
-    """Return claims of one slot of *total* jobs that were never asked for."""
-    name = secrets.token_hex(4)
-    return [Claim(f"{name} {number}", slot, secrets.token_hex(16)) for number in range(total)]
-
-
-def rivals(claims: Sequence[Claim]) -> list[Claim]:
-    """Return claims for the same runs with other tokens."""
-    return [Claim(one.job, one.slot, secrets.token_hex(16)) for one in claims]
 
 
 def bare(server: RabbitMQ, total: int) -> None:
@@ -45,12 +35,6 @@ def bare(server: RabbitMQ, total: int) -> None:
     connection.close()
 
 
-def claimed(backend: Backend, claims: Sequence[Claim], size: int, won: bool) -> None:
-    """Ask for each claim."""
-    for first in range(0, len(claims), size):
-        assert all(one.won is won for one in backend.claim(claims[first : first + size]))
-
-
 def speed(server: RabbitMQ, total: int, rounds: int) -> None:
     """Print how long claims take."""
     best: dict[str, float] = {}
@@ -60,16 +44,15 @@ def speed(server: RabbitMQ, total: int, rounds: int) -> None:
 
     with open_backend(server.url()) as backend:
         for _ in range(rounds):
-            keep("bare publish, confirmed", timed(lambda: bare(server, total)))
-            for size, name in ((1, "one by one"), (BATCH, f"in batches of {BATCH}")):
-                mine = questions(backend.now(), total)
-                keep(f"won, {name}", timed(lambda: claimed(backend, mine, size, True)))  # noqa: B023
-                others = rivals(mine)
-                keep(f"lost, {name}", timed(lambda: claimed(backend, others, size, False)))  # noqa: B023
-    reference = best["bare publish, confirmed"]
-    for name, seconds in best.items():
-        each = seconds / total
-        print(f"  {name:<28} {each * 1000:7.3f} ms {1 / each:8,.0f}/s {seconds / reference:6.2f}")
+            keep("bare publish, confirmed", timed(partial(bare, server, total)))
+            for size in (1, BATCH):
+                # Jobs that were never asked for: their gates are to be declared.
+                job, slot = secrets.token_hex(4), backend.now()
+                for row, won in (("won", True), ("lost", False)):
+                    claims = questions(slot, total, job)
+                    ask = partial(claimed, backend, claims, size, won=won)
+                    keep(f"{row}, in batches of {size}", timed(ask))
+    show(f"{total} claims", total, best)
 
 
 def memory(server: RabbitMQ) -> int:
@@ -85,8 +68,8 @@ def gates(server: RabbitMQ, total: int) -> None:
     with open_backend(server.url()) as backend:
         before, alive = memory(server), 0
         for part in range(4):
-            mine = questions(backend.now(), total // 4)
-            seconds = timed(lambda: claimed(backend, mine, BATCH, True))  # noqa: B023
+            mine = questions(backend.now(), total // 4, secrets.token_hex(4))
+            seconds = timed(partial(claimed, backend, mine, BATCH, won=True))
             alive += len(mine)
             grown = (memory(server) - before) / alive / 1024
             print(
@@ -107,7 +90,7 @@ def main() -> None:
     for kind in (RabbitMQ, RabbitMQ4):
         with kind() as server:
             version = server.ctl("version").strip()
-            print(f"RabbitMQ {version}: each, per second, ratio to bare")
+            print(f"RabbitMQ {version}")
             speed(server, given.claims, given.rounds)
         with kind() as server:
             gates(server, given.gates)

@@ -10,12 +10,12 @@ Ratios matter, not the seconds; the best of the rounds is shown.
 from __future__ import annotations
 
 import argparse
-import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+from benchmarks._claims import claimed, finished, questions, show
 from benchmarks._common import batches, timed
 from celery_anarchon import Backend, Claim, open_backend
 from tests.servers.redis import Redis
@@ -23,11 +23,6 @@ from tests.servers.redis8 import Redis8
 
 BATCH = 500
 STRATEGIES = {"lease": Redis, "stream-id": Redis, "script": Redis, "idmp": Redis8}
-
-
-def questions(slot: int, total: int) -> list[Claim]:
-    """Return claims of one slot of *total* jobs."""
-    return [Claim(f"job {number}", slot, secrets.token_hex(16)) for number in range(total)]
 
 
 def bare(client: Any, claims: Sequence[Claim], size: int) -> None:
@@ -38,18 +33,6 @@ def bare(client: Any, claims: Sequence[Claim], size: int) -> None:
             pipeline.set(f"bare:{claim.job}:{claim.slot}", claim.token, nx=True, px=7_200_000)
         if size > 1:
             assert all(pipeline.execute())
-
-
-def claimed(backend: Backend, claims: Sequence[Claim], size: int, won: bool) -> None:
-    """Ask for each claim."""
-    for batch in batches(claims, size):
-        assert all(verdict.won is won for verdict in backend.claim(batch))
-
-
-def finished(backend: Backend, claims: Sequence[Claim], size: int) -> None:
-    """End each run."""
-    for batch in batches(claims, size):
-        assert all(backend.finish(batch, "done"))
 
 
 def one_round(client: Any, backend: Backend, slot: int, total: int, size: int) -> dict[str, float]:
@@ -80,11 +63,7 @@ def measure(server: Redis, strategy: str, total: int, rounds: int) -> None:
                 slot += 1000
                 for row, seconds in one_round(client, backend, slot, number, size).items():
                     best[row] = min(seconds, best.get(row, seconds))
-            print(f"{strategy}: {number} in batches of {size}")
-            for row, seconds in best.items():
-                ratio = seconds / best["bare SET NX"]
-                rate = number / seconds
-                print(f"  {row:13} {seconds:7.3f} s {rate:9,.0f}/s   {ratio:5.2f} x bare SET NX")
+            show(f"{strategy}: {number} in batches of {size}", number, best)
 
 
 def main() -> None:
