@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from celery_anarchon.backends import Backend
 from celery_anarchon.jobs import Job
 from celery_anarchon.types import Claim, FinalState, Outcome
 
-__all__ = ("Asked", "Commands", "Ending", "ask", "batches", "claim_for")
+__all__ = ("Asked", "Commands", "Ending", "answered", "batches", "claim_for")
 
 
 #: What the store is told of a claim in hand at the end.
@@ -87,16 +87,46 @@ def batches(asked: Iterable[Asked], size: int) -> Iterator[list[Asked]]:
         yield batch
 
 
-def ask(backend: Backend, batch: Sequence[Asked]) -> None:
-    """Claim a batch and note the answers.
+def answered(backend: Backend, asked: Iterable[list[Asked]]) -> Iterator[list[Asked]]:
+    """Yield each batch with its answers noted.
+
+    Where the store can be asked ahead, it decides one batch while the caller is busy with the one
+    before it. What the caller then tells the store comes before the batch after these two.
 
     Raises:
         BackendError: the store may or may not have taken the claims; asking again is safe.
     """
-    before = time.monotonic()
-    verdicts = backend.claim([asked.claim for asked in batch])
-    for asked, verdict in zip(batch, verdicts, strict=True):
-        asked.outcome = verdict.outcome
-        asked.attempt = verdict.attempt
-        # The lease began after the question was sent, so counting from before is safe.
-        asked.deadline = before + asked.claim.lease if backend.leases else float("inf")
+    waiting: Question | None = None
+    for batch in asked:
+        question = Question(backend, batch)
+        if waiting is not None:
+            yield waiting.answered()
+        waiting = question
+    if waiting is not None:
+        yield waiting.answered()
+
+
+class Question:
+    """A batch of claims, asked ahead where the store can be asked so."""
+
+    def __init__(self, backend: Backend, batch: list[Asked]) -> None:
+        self._backend = backend
+        self._batch = batch
+        self._claims = [asked.claim for asked in batch]
+        self._asked_at = time.monotonic()
+        self._answer = backend.claim_ahead(self._claims)
+
+    def answered(self) -> list[Asked]:
+        """Return the batch with its answers noted."""
+        if self._answer is None:
+            self._asked_at = time.monotonic()
+            verdicts = self._backend.claim(self._claims)
+        else:
+            verdicts = self._answer()
+        for asked, verdict in zip(self._batch, verdicts, strict=True):
+            asked.outcome = verdict.outcome
+            asked.attempt = verdict.attempt
+            # The lease began after the question was sent, so counting from before is safe.
+            lease = asked.claim.lease if self._backend.leases else float("inf")
+            asked.deadline = self._asked_at + lease
+        return self._batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from celery_anarchon.backends import Backend
 from celery_anarchon.claims import Asked, Commands, Ending
 from celery_anarchon.errors import BackendError
 from celery_anarchon.slots import to_datetime
-from celery_anarchon.types import Published
+from celery_anarchon.types import Claim, Published
 
 __all__ = ("LeaseLost", "Outbox", "Parcel", "Postman")
 
@@ -21,6 +21,9 @@ __all__ = ("LeaseLost", "Outbox", "Parcel", "Postman")
 HAND_BACK = 1.5
 #: After so many broker errors in a row the rest of a batch is given back.
 HOPELESS = 3
+
+
+Answers = Callable[[], list[Published]]
 
 
 class LeaseLost(Exception):
@@ -81,6 +84,8 @@ class Outbox:
         self._in_hand: dict[str, Asked] = {}
         #: Won at a store without leases: nobody else can send these.
         self._unsent: list[Asked] = []
+        #: What the store was given to publish, and what waits for its answers.
+        self._posted: deque[tuple[list[Asked], Answers]] = deque()
         self.retry_soon = False
 
     @property
@@ -88,9 +93,10 @@ class Outbox:
         """Seconds until a message of a claim that can't be given back is tried again, or None."""
         return min((asked.job.rests_for for asked in self._unsent), default=None)
 
-    def hold(self, batch: Iterable[Asked]) -> None:
-        """Take claims in hand before the store is asked."""
+    def hold(self, batch: list[Asked]) -> list[Asked]:
+        """Take claims in hand before the store is asked, and return them."""
         self._in_hand.update((asked.claim.token, asked) for asked in batch)
+        return batch
 
     def let_go(self, asked: Asked) -> None:
         """Forget a claim that nothing is owed for any more."""
@@ -116,12 +122,27 @@ class Outbox:
                 self._postman.broker_failed(exc, give_up=failures >= HOPELESS)
         self._finish(backend, held)
 
+    def collect(self, backend: Backend, *, but: int = 0) -> None:
+        """Note the store's answers to messages that it was given to publish.
+
+        Arguments:
+            but: leave so many of the latest questions.
+
+        Raises:
+            BackendError: they may or may not be published; :meth:`settle` publishes them then.
+        """
+        while len(self._posted) > but:
+            posted, answers = self._posted.popleft()
+            self._note_published(posted, answers())
+            self._finish(backend, posted)
+
     def settle(self, backend: Backend) -> None:
         """Tell the store what it could not be told before."""
+        self._posted.clear()
         leftovers = [asked for asked in self._in_hand.values() if asked.won]
         # The others were not answered; their tokens are asked for again while they are due.
         self._in_hand = {asked.claim.token: asked for asked in leftovers}
-        self._publish_fenced(backend, leftovers)
+        self._publish(backend, [asked for asked in leftovers if asked.commands is not None])
         self._finish(backend, leftovers)
 
     def take_unsent(self, now: int) -> list[Asked]:
@@ -184,7 +205,7 @@ class Outbox:
         if parcel.fenced:
             for asked, message in zip(made, messages, strict=True):
                 asked.commands = message
-            self._publish_fenced(backend, made)
+            self._post(backend, made)
             return
         ready = []
         for asked, message in zip(made, messages, strict=True):
@@ -235,15 +256,22 @@ class Outbox:
         asked.job.rest()
         self._tell(asked, "the broker refused its message, it is tried again", logging.ERROR)
 
-    def _publish_fenced(self, backend: Backend, made: Iterable[Asked]) -> None:
+    def _post(self, backend: Backend, made: list[Asked]) -> None:
+        """Let the store publish messages, if it can while the next are made."""
+        answers = backend.publish_ahead(*_fenced(made))
+        if answers is None:
+            self._publish(backend, made)
+        else:
+            self._posted.append((made, answers))
+            self.collect(backend, but=1)
+
+    def _publish(self, backend: Backend, made: list[Asked]) -> None:
         """Let the store publish messages, and end or queue their runs, if their tokens hold."""
-        fenced = [asked for asked in made if asked.commands is not None]
-        if not fenced:
-            return
-        answers = backend.publish(
-            [asked.claim for asked in fenced], [asked.commands or [] for asked in fenced]
-        )
-        for asked, answer in zip(fenced, answers, strict=True):
+        if made:
+            self._note_published(made, backend.publish(*_fenced(made)))
+
+    def _note_published(self, made: list[Asked], answers: list[Published]) -> None:
+        for asked, answer in zip(made, answers, strict=True):
             asked.commands = None
             if answer is Published.REFUSED:
                 # Perhaps it is the store's user who may not; the plain way will tell.
@@ -257,8 +285,13 @@ class Outbox:
                 self._tell(asked, "it was sent before, or taken over", logging.WARNING)
 
     def _finish(self, backend: Backend, won: Iterable[Asked]) -> None:
-        """Tell the store which runs are done or queued, and give back those that were not sent."""
-        held = [asked for asked in won if asked.claim.token in self._in_hand]
+        """Tell the store which runs are done or queued, and give back those that were not sent.
+
+        Not those that the store itself was given to send: their answers are to come.
+        """
+        held = [
+            asked for asked in won if asked.commands is None and asked.claim.token in self._in_hand
+        ]
         for state, ended in _by_ending(held).items():
             if backend.leases:
                 _end(backend, ended, state)
@@ -276,6 +309,11 @@ class Outbox:
             to_datetime(asked.claim.slot).isoformat(),
             what,
         )
+
+
+def _fenced(made: Iterable[Asked]) -> tuple[list[Claim], list[Commands]]:
+    """Return claims and messages as the store takes them to publish."""
+    return [asked.claim for asked in made], [asked.commands or [] for asked in made]
 
 
 def _end(backend: Backend, held: Iterable[Asked], state: Ending) -> None:

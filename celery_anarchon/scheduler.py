@@ -17,7 +17,7 @@ from celery_anarchon.agenda import Agenda
 from celery_anarchon.backends import Backend
 from celery_anarchon.backends.base import blot
 from celery_anarchon.capacity import too_many_slots
-from celery_anarchon.claims import Asked, ask, batches
+from celery_anarchon.claims import Asked, answered, batches
 from celery_anarchon.clock import StoreClock
 from celery_anarchon.dispatch import check_entry, suspicious_options
 from celery_anarchon.errors import AnarchonError, BackendError, ConfigurationError
@@ -200,11 +200,11 @@ class AnarchonScheduler(BrokerPostman, Scheduler):
         try:
             self._outbox.send(backend, self._outbox.take_unsent(now))
             claims = chain(lapsed, self._agenda.claims(jobs, now))
-            for batch in batches(claims, backend.batch_size):
-                self._outbox.hold(batch)
-                ask(backend, batch)
+            held = map(self._outbox.hold, batches(claims, backend.batch_size))
+            for batch in answered(backend, held):
                 self._note(backend, batch)
                 self._outbox.send(backend, [asked for asked in batch if asked.won])
+            self._outbox.collect(backend)
         finally:
             self._agenda.push(jobs, now)
         self._tell_passed_over(jobs)

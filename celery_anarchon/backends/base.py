@@ -145,6 +145,14 @@ class Backend(ABC):
         are decided one by one: a call may be a mixture of all outcomes.
         """
 
+    def claim_ahead(self, claims: Sequence[Claim]) -> Callable[[], list[Verdict]] | None:
+        """Ask as :meth:`claim` does without waiting for the answers, which calling the result does.
+
+        What was asked ahead is decided in the order of the questions. None, and nothing was asked,
+        where the store can't be asked so.
+        """
+        return None
+
     def renew(self, claims: Sequence[Claim], lease: float) -> list[bool]:
         """Make the lease of each run end *lease* seconds from now.
 
@@ -203,6 +211,12 @@ class Backend(ABC):
                 message.
         """
         raise Unsupported(f"{blot(self.url)} publishes no messages")
+
+    def publish_ahead(
+        self, claims: Sequence[Claim], commands: Sequence[Sequence[Sequence[Any]]]
+    ) -> Callable[[], list[Published]] | None:
+        """Publish as :meth:`publish` does, in turn with :meth:`claim_ahead`; None as there."""
+        return None
 
     def share_connection(self, connect: Callable[[], Any]) -> None:
         """Work on the broker's own connection instead of one to :attr:`url`.

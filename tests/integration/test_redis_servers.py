@@ -241,7 +241,7 @@ def test_round_trips_of_a_batch(
     server: Any = request.getfixturevalue("redis8_server" if strategy == "idmp" else "redis_server")
     backend = open_backend(f"{server.fresh()}?strategy={strategy}")
     slot = backend.now() - 1000
-    claims = [question(f"job {number}", slot) for number in range(500)]
+    claims = [question(f"job {number}", slot) for number in range(backend.batch_size)]
     assert backend.claim(claims)[0].won  # scripts loaded, streams made
     sent: list[int] = []
     real = Connection.send_packed_command
@@ -251,7 +251,7 @@ def test_round_trips_of_a_batch(
         return real(self, *args, **options)
 
     monkeypatch.setattr(Connection, "send_packed_command", counted)
-    claims = [question(f"job {number}", slot + 1) for number in range(500)]
+    claims = [question(claim.job, slot + 1) for claim in claims]
     assert all(verdict.won for verdict in backend.claim(claims))
     assert len(sent) == most
     if backend.leases:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha1
 from importlib import resources
@@ -31,6 +32,7 @@ from redis.retry import Retry
 
 from celery_anarchon.backends.base import blot
 from celery_anarchon.backends.redis.address import Address
+from celery_anarchon.backends.redis.line import Line
 from celery_anarchon.errors import BackendError
 
 __all__ = ("Argument", "Client", "Command", "Part", "Script")
@@ -86,6 +88,7 @@ class Client:
         self._mark = mark
         self.cluster = address.kind == "cluster"
         self._redis: Any = None
+        self._line: Line | None = None
         self._asking = False
 
     def ask(self, question: Callable[[Any, bool], T]) -> T:
@@ -138,15 +141,45 @@ class Client:
         def question(connection: Any, resent: bool) -> list[Any]:
             first = again if resent and again is not None else head
             if not self.cluster:
-                arguments = [*first, *(one for part in parts for one in part.arguments)]
-                keys = [key for part in parts for key in part.keys]
-                call = _Call(script, keys, arguments)
-                reply: list[Any] = self._called(connection, [call])[0]
+                reply: list[Any] = self._called(connection, [_call(script, first, parts)])[0]
                 return reply
             calls = [_Call(script, part.keys, [*first, *part.arguments]) for part in parts]
             return [one for reply in self._called_by_node(connection, calls) for one in reply]
 
         return self.ask(question)
+
+    def ahead(
+        self, script: Script, head: Sequence[Argument], parts: Sequence[Part]
+    ) -> Callable[[], list[Any]] | None:
+        """Ask as :meth:`run` does without waiting for the replies, which calling the result does.
+
+        The server takes such questions in their order. None where it can't be asked so: on a
+        Cluster, or where replicas have to confirm.
+
+        Raises:
+            BackendError: there is no connection; also when the result is called.
+        """
+        if self.cluster or self.address.wait:
+            return None
+        call = _call(script, head, parts)
+
+        def asked(connection: Any, _: bool) -> tuple[Line, Callable[[], Any]]:
+            if self._line is None:
+                self._line = Line(connection)
+            return self._line, self._line.send("EVALSHA", script.sha, *call.tail)
+
+        line, reply = self.ask(asked)
+
+        def answered(connection: Any, resent: bool) -> list[Any]:
+            if line is self._line and not resent:
+                with suppress(NoScriptError):
+                    replies: list[Any] = reply()
+                    return replies
+            # A question that was lost with its connection is asked again, as all others are.
+            again: list[Any] = self._called(connection, [call])[0]
+            return again
+
+        return lambda: self.ask(answered)
 
     def commands(self, commands: Sequence[Command]) -> list[Any]:
         """Return the replies to *commands*, in one round trip, or on Cluster one per node.
@@ -166,6 +199,7 @@ class Client:
     def close(self) -> None:
         """Let go of the connection; the next question makes a new one."""
         connection, self._redis = self._redis, None
+        self._line = None
         if not self._asking:
             # In the middle of a call, whose frame may hold a lock of the client library, the
             # call itself disconnects when it ends.
@@ -252,6 +286,7 @@ class Client:
     def _drop(self, connection: Any) -> None:
         if self._redis is connection:
             self._redis = None
+            self._line = None
         self._disconnect(connection)
 
     def _disconnect(self, connection: Any) -> None:
@@ -278,6 +313,12 @@ class _Call:
     @property
     def tail(self) -> tuple[Argument, ...]:
         return (len(self.keys), *self.keys, *self.arguments)
+
+
+def _call(script: Script, head: Sequence[Argument], parts: Sequence[Part]) -> _Call:
+    """Return the one call that asks about all *parts*."""
+    keys = [key for part in parts for key in part.keys]
+    return _Call(script, keys, [*head, *(one for part in parts for one in part.arguments)])
 
 
 def connect(address: Address) -> Any:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from celery_anarchon.backends.base import EARLY_TOLERANCE_MS
+from celery_anarchon.backends.base import EARLY_TOLERANCE_MS, Backend
 from celery_anarchon.backends.redis.address import Address
 from celery_anarchon.backends.redis.client import Argument, Part, Script
 from celery_anarchon.backends.redis.history import ENTRIES_PER_RUN, entries_for, folded
@@ -32,6 +32,9 @@ from celery_anarchon.types import (
 __all__ = ("LeaseBackend",)
 
 LEASE = Script("lease")
+
+#: A job, and what the script is asked about it.
+Item = tuple[str, Sequence[Argument]]
 
 #: The codes of lease.lua.
 OUTCOMES = (
@@ -62,6 +65,8 @@ class LeaseBackend(RedisStore):
         ),
         fence="redis",
     )
+    #: Half of the usual, since one batch is asked for while another is in hand.
+    batch_size = Backend.batch_size // 2
 
     def __init__(self, address: Address, **options: Any) -> None:
         super().__init__(address, **options)
@@ -70,12 +75,12 @@ class LeaseBackend(RedisStore):
     def claim(self, claims: Sequence[Claim]) -> list[Verdict]:
         replies: list[int] = []
         for some in chunks(claims, self.batch_size):
-            items = [
-                (job, (*arguments, terms(one)))
-                for (job, arguments), one in zip(claim_items(some), some, strict=True)
-            ]
-            replies += self._decided(items, "claim", EARLY_TOLERANCE_MS)
+            replies += self._decided(claimed_items(some), "claim", EARLY_TOLERANCE_MS)
         return [verdict(reply) for reply in replies]
+
+    def claim_ahead(self, claims: Sequence[Claim]) -> Callable[[], list[Verdict]] | None:
+        answers = self._decided_ahead(claimed_items(claims), "claim", EARLY_TOLERANCE_MS)
+        return answers and (lambda: [verdict(reply) for reply in answers()])
 
     def renew(self, claims: Sequence[Claim], lease: float) -> list[bool]:
         replies: list[int] = []
@@ -110,14 +115,15 @@ class LeaseBackend(RedisStore):
         replies: list[int | bytes] = []
         for start in range(0, len(claims), self.batch_size):
             some = slice(start, start + self.batch_size)
-            items = [
-                (job, (*arguments, *words(message)))
-                for (job, arguments), message in zip(
-                    held_items(claims[some]), commands[some], strict=True
-                )
-            ]
+            items = published_items(claims[some], commands[some])
             replies += self._decided(items, "publish", "")
         return [published(reply) for reply in replies]
+
+    def publish_ahead(
+        self, claims: Sequence[Claim], commands: Sequence[Sequence[Sequence[Any]]]
+    ) -> Callable[[], list[Published]] | None:
+        answers = self._decided_ahead(published_items(claims, commands), "publish", "")
+        return answers and (lambda: [published(reply) for reply in answers()])
 
     def identity(self) -> str | None:
         if self.address.kind == "cluster":
@@ -147,7 +153,7 @@ class LeaseBackend(RedisStore):
 
     def _decided(
         self,
-        items: Sequence[tuple[str, Sequence[Argument]]],
+        items: Sequence[Item],
         operation: str,
         argument: Argument,
         *,
@@ -160,6 +166,14 @@ class LeaseBackend(RedisStore):
             LEASE, (operation, *rest), asked.parts, again=(again or operation, *rest)
         )
         return asked.arranged(replies)
+
+    def _decided_ahead(
+        self, items: Sequence[Item], operation: str, argument: Argument
+    ) -> Callable[[], list[Any]] | None:
+        """Return what waits for the script's replies, or None where it can't be asked ahead."""
+        asked = Asked(self._keys, ("leases", "job"), items)
+        answer = self._client.ahead(LEASE, (operation, *self._head, argument), asked.parts)
+        return answer and (lambda: asked.arranged(answer()))
 
     def _oldest(self, shards: Sequence[bytes], limit: int) -> list[tuple[str, Sequence[Argument]]]:
         """Return job and slot of the *limit* leases that end first, over or not."""
@@ -180,7 +194,25 @@ def terms(claim: Claim) -> str:
     )
 
 
-def held_items(claims: Sequence[Claim]) -> list[tuple[str, tuple[Argument, ...]]]:
+def claimed_items(claims: Sequence[Claim]) -> list[Item]:
+    """Return job, and the question for its run as lease.lua reads it, of each claim."""
+    return [
+        (job, (*arguments, terms(one)))
+        for (job, arguments), one in zip(claim_items(claims), claims, strict=True)
+    ]
+
+
+def published_items(
+    claims: Sequence[Claim], commands: Sequence[Sequence[Sequence[Any]]]
+) -> list[Item]:
+    """Return job, and what publishes its message as lease.lua reads it, of each claim."""
+    return [
+        (job, (*arguments, *words(message)))
+        for (job, arguments), message in zip(held_items(claims), commands, strict=True)
+    ]
+
+
+def held_items(claims: Sequence[Claim]) -> list[Item]:
     """Return job, and what proves that its run is held as lease.lua reads it, of each claim."""
     return [
         (job, (*arguments, one.leg, "" if one.wait is None else milliseconds(one.wait)))
