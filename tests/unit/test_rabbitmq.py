@@ -10,8 +10,9 @@ from amqp import spec
 from celery import Celery
 from celery.schedules import crontab
 
-from celery_anarchon.backends.rabbitmq.channel import Answer, Asking, Gate
-from celery_anarchon.backends.rabbitmq.link import FAREWELL
+from celery_anarchon.backends.rabbitmq.channel import Answer, Confirming
+from celery_anarchon.backends.rabbitmq.link import Gate
+from celery_anarchon.backends.rabbitmq.wire import FAREWELL
 from celery_anarchon.broker import leads_to
 from celery_anarchon.capacity import too_many_slots
 from celery_anarchon.errors import ConfigurationError
@@ -120,25 +121,25 @@ class Wire:
 
 
 @pytest.fixture
-def asked() -> Asking:
+def asked() -> Confirming:
     """Five questions on the way, with the delivery tags 4 to 8."""
-    channel = Asking(Wire())
+    channel = Confirming(Wire())
     channel.begin()
     for number in range(8):
         if number == 3:
             channel._answered(0, True, TAKEN)
             channel.begin()
-        channel.publish(Gate(f"queue {number}", "body", 1000))
+        channel.publish(Gate(f"queue {number}", "body", 1000).letter(number + 1))
     return channel
 
 
-def test_each_message_is_persistent_and_mandatory(asked: Asking) -> None:
+def test_each_message_is_persistent_and_mandatory(asked: Confirming) -> None:
     wire = asked.connection
     assert {method for method, _ in wire.sent} == {spec.Basic.Publish}
     assert {content.properties["delivery_mode"] for _, content in wire.sent} == {2}
 
 
-def test_confirms_in_any_order(asked: Asking) -> None:
+def test_confirms_in_any_order(asked: Confirming) -> None:
     asked._on_ack(8, False)
     asked._on_nack(4, False)
     assert asked.answers == [FULL, SILENT, SILENT, SILENT, TAKEN]
@@ -146,7 +147,7 @@ def test_confirms_in_any_order(asked: Asking) -> None:
     assert asked.wrong is None
 
 
-def test_a_confirm_for_several(asked: Asking) -> None:
+def test_a_confirm_for_several(asked: Confirming) -> None:
     asked._on_ack(5, False)
     asked._on_nack(7, True)
     assert asked.answers == [FULL, TAKEN, FULL, FULL, SILENT]
@@ -155,28 +156,28 @@ def test_a_confirm_for_several(asked: Asking) -> None:
     assert not asked.pending
 
 
-def returned(asked: Asking, tag: str) -> None:
+def returned(asked: Confirming, tag: str) -> None:
     class Message:
         properties = {"message_id": tag}  # noqa: RUF012
 
     asked._on_return(None, "", "queue", Message)
 
 
-def test_what_came_back_is_not_taken(asked: Asking) -> None:
+def test_what_came_back_is_not_taken(asked: Confirming) -> None:
     returned(asked, "6")
     asked._on_ack(8, True)
     assert asked.answers == [TAKEN, TAKEN, MISSING, TAKEN, TAKEN]
 
 
 @pytest.mark.parametrize("tag", [3, 9])
-def test_a_confirm_that_was_not_asked_for_is_trouble(asked: Asking, tag: int) -> None:
+def test_a_confirm_that_was_not_asked_for_is_trouble(asked: Confirming, tag: int) -> None:
     asked._on_ack(tag, False)
     assert asked.answers == [SILENT] * 5
     assert asked.wrong == f"a confirm for the delivery tag {tag}, which was not sent"
 
 
 @pytest.mark.parametrize("tag", ["3", "9", "x", "None"])
-def test_so_is_a_message_that_comes_back_unasked(asked: Asking, tag: str) -> None:
+def test_so_is_a_message_that_comes_back_unasked(asked: Confirming, tag: str) -> None:
     returned(asked, tag)
     assert asked.wrong is not None
 

@@ -18,9 +18,10 @@ import kombu
 
 from celery_anarchon.backends.base import EARLY_TOLERANCE_MS, Backend, blot, refuse_options
 from celery_anarchon.backends.rabbitmq.address import CONNECT_TIMEOUT, Address
-from celery_anarchon.backends.rabbitmq.channel import Answer, Gate
-from celery_anarchon.backends.rabbitmq.link import Link, LinkLost, Refused, retire
+from celery_anarchon.backends.rabbitmq.channel import Answer
+from celery_anarchon.backends.rabbitmq.link import Gate, Link
 from celery_anarchon.backends.rabbitmq.names import Names
+from celery_anarchon.backends.rabbitmq.wire import LinkLost, Refused, retire
 from celery_anarchon.errors import BackendError, ConfigurationError, Unsupported
 from celery_anarchon.types import Claim, JobState, Outcome, StoreInfo, Traits, Verdict
 

@@ -1,4 +1,4 @@
-"""The channels that claims have on a connection: some declare, one publishes.
+"""The channels that this package has on a connection: some declare, some publish.
 
 They send many methods before they read the first reply. py-amqp's own calls wait for each reply,
 and take any confirm for the one they wait for; here each is matched by its number.
@@ -12,18 +12,22 @@ from typing import Any, NamedTuple
 
 import amqp
 from amqp import spec
+from amqp.serialization import dumps
 
-__all__ = ("Answer", "Asking", "Declaring", "Gate", "Refusal")
+__all__ = ("Answer", "Channel", "Confirming", "Declaring", "Letter", "Refusal")
+
+#: Format of what ``basic.publish`` carries beside the message.
+PUBLISH = "Bssbb"
 
 
 class Answer(str, Enum):
-    """What the broker did with the message of a claim."""
+    """What the broker did with a message."""
 
-    #: It took it: the queue was empty.
+    #: It took it.
     TAKEN = "taken"
-    #: It rejected it: the queue was full.
+    #: It rejected it: a queue was full.
     FULL = "full"
-    #: There is no such queue.
+    #: There is no queue for it, and it was mandatory.
     MISSING = "missing"
     #: Nothing was heard.
     SILENT = "silent"
@@ -32,18 +36,42 @@ class Answer(str, Enum):
         return self.value
 
 
-class Gate(NamedTuple):
-    """A question to a gate queue.
+class Letter(NamedTuple):
+    """A message and where it is to go.
 
     Attributes:
-        queue: its name.
-        body: the message that closes it.
-        expires: for how long the queue is to live, ms.
+        message: an ``amqp.Message``.
+        exchange: the exchange's name.
+        routing_key: the routing key.
+        mandatory: whether it is to come back where no queue takes it. Its ``message_id`` and
+            ``correlation_id`` then tell it from all others of its batch.
     """
 
-    queue: str
-    body: str
-    expires: int
+    message: Any
+    exchange: str
+    routing_key: str
+    mandatory: bool = False
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """What ``basic.publish`` carries beside the message."""
+        return (0, self.exchange, self.routing_key, self.mandatory, False)
+
+    @property
+    def identity(self) -> tuple[Any, Any]:
+        """What it is recognised by when it comes back."""
+        return identity(self.message)
+
+    def check(self) -> None:
+        """Raise what the client library raises where a message can't be put into frames."""
+        dumps(PUBLISH, self.arguments)
+        self.message._serialize_properties()
+
+
+def identity(message: Any) -> tuple[Any, Any]:
+    """Return what tells a message from others."""
+    properties = message.properties
+    return properties.get("message_id"), properties.get("correlation_id")
 
 
 class Refusal(NamedTuple):
@@ -113,13 +141,13 @@ class Declaring(Channel):
             self.wrong = f"a reply for the queue {queue!r}, which was not its turn"
 
 
-class Asking(Channel):
-    """The channel that publishes to gates, in confirm mode.
+class Confirming(Channel):
+    """A channel that publishes in confirm mode.
 
     Attributes:
         confirming: whether the broker has switched to confirm mode.
-        pending: delivery tag → number of the question, of those not answered.
-        answers: number of the question → what was heard.
+        pending: delivery tag → number of the letter, of those not answered.
+        answers: number of the letter → what was heard.
     """
 
     def __init__(self, connection: amqp.Connection) -> None:
@@ -127,6 +155,7 @@ class Asking(Channel):
         self.confirming = False
         self.pending: dict[int, int] = {}
         self.answers: list[Answer] = []
+        self._mandatory: dict[tuple[Any, Any], int] = {}
         self._returned: set[int] = set()
         self._tag = 0
         self.events["basic_ack"].add(self._on_ack)
@@ -145,30 +174,29 @@ class Asking(Channel):
         """Begin a new list of answers, and return it: it fills while they come."""
         self.answers = []
         self.pending.clear()
+        self._mandatory.clear()
         self._returned.clear()
         return self.answers
 
-    def publish(self, gate: Gate) -> None:
-        """Send the message of a claim; its answer is SILENT until one comes."""
+    def publish(self, letter: Letter) -> None:
+        """Send a message; its answer is SILENT until one comes."""
         self._tag += 1
         self.pending[self._tag] = len(self.answers)
         self.answers.append(Answer.SILENT)
-        message = amqp.Message(
-            gate.body, content_type="text/plain", delivery_mode=2, message_id=str(self._tag)
-        )
-        # Mandatory: a message that no queue takes is acknowledged like any other.
-        self.send_method(spec.Basic.Publish, "Bssbb", (0, "", gate.queue, True, False), message)
+        if letter.mandatory:
+            self._mandatory[letter.identity] = self._tag
+        self.send_method(spec.Basic.Publish, PUBLISH, letter.arguments, letter.message)
 
     def _on_confirming(self) -> None:
         self.confirming = True
 
-    def _on_return(self, error: Any, exchange: str, queue: str, message: Any) -> None:
+    def _on_return(self, error: Any, exchange: str, routing_key: str, message: Any) -> None:
         # It comes before the acknowledgement of the same message.
-        told = str(message.properties.get("message_id"))
-        tag = int(told) if told.isdigit() else 0
-        if tag not in self.pending:
-            self.wrong = f"a message came back that was not sent: {told!r}"
-        self._returned.add(tag)
+        tag = self._mandatory.pop(identity(message), None)
+        if tag is None:
+            self.wrong = f"a message came back that was not sent: {identity(message)!r}"
+        else:
+            self._returned.add(tag)
 
     def _on_ack(self, tag: int, multiple: bool) -> None:
         self._answered(tag, multiple, Answer.TAKEN)
