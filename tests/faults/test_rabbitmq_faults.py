@@ -217,7 +217,7 @@ def test_a_connection_that_the_operator_closes(server: RabbitMQ, url: str) -> No
     with open_backend(url) as backend:
         slot = backend.now()
         assert insist(backend, [Claim("first", slot, "t")]) == [WON]
-        server.ctl("close_all_connections", "maintenance")
+        server.ctl("close_all_connections", "--global", "maintenance")
         # At once: that it is gone is seen before the claim is sent.
         assert backend.claim([Claim("second", slot, "t")])[0].outcome is WON
         assert backend.claim([Claim("first", slot, "other")])[0].outcome is LOST
