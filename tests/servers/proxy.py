@@ -30,6 +30,7 @@ class _Link:
         self.server = server
         self.answered = True
         self.swallow = False
+        self.muted = False
         self.seen = b""  # the end of what the client sent last, for a match across two chunks
 
     def cut(self) -> None:
@@ -58,7 +59,10 @@ class Proxy:
         self._lock = threading.Lock()
         self._flowing = threading.Event()
         self._flowing.set()
+        self._speaking = threading.Event()
+        self._speaking.set()
         self._trap: tuple[int, bytes] | None = None
+        self._mute: bytes | None = None
         self._listener: socket.socket | None = None
 
     # -- faults -----------------------------------------------------------------------------
@@ -78,6 +82,21 @@ class Proxy:
         """
         self._flowing.clear()
 
+    def mute_after_request(self, containing: bytes) -> None:
+        """Hold back all replies from the first request on that contains these bytes.
+
+        What that client sends still reaches the server; :meth:`heal` lets the replies go.
+        """
+        with self._lock:
+            self._mute = containing
+        self._speaking.clear()
+
+    @property
+    def muted(self) -> bool:
+        """Whether such a request has come."""
+        with self._lock:
+            return any(link.muted for link in self._links)
+
     def refuse(self) -> None:
         """Refuse new connections; the ones that are there go on."""
         listener, self._listener = self._listener, None
@@ -87,9 +106,12 @@ class Proxy:
             listener.close()
 
     def heal(self) -> None:
-        """End :meth:`blackhole` and :meth:`refuse`, and disarm :meth:`cut_after_request`."""
+        """End :meth:`blackhole` and :meth:`refuse`, and disarm what waits for a request."""
         with self._lock:
-            self._trap = None
+            self._trap = self._mute = None
+            for link in self._links:
+                link.muted = False
+        self._speaking.set()
         self._flowing.set()
         if self._listener is None:
             self._listen()
@@ -129,6 +151,7 @@ class Proxy:
         self.refuse()
         self.cut()
         self._flowing.set()
+        self._speaking.set()
 
     def __enter__(self) -> Proxy:
         return self.start()
@@ -166,6 +189,7 @@ class Proxy:
         with suppress(OSError):
             while data := link.client.recv(65536):
                 self._flowing.wait()
+                link.muted = link.muted or self._silences(data)
                 link.swallow = link.swallow or self._springs(link, data)
                 link.answered = False
                 link.server.sendall(data)
@@ -181,10 +205,16 @@ class Proxy:
                     self._swallow(link)
                     break
                 self._flowing.wait()
+                if link.muted:
+                    self._speaking.wait()
                 link.answered = True
                 link.client.sendall(data)
             self._flowing.wait()
         self._end(link)
+
+    def _silences(self, data: bytes) -> bool:
+        with self._lock:
+            return self._mute is not None and self._mute in data
 
     def _springs(self, link: _Link, data: bytes) -> bool:
         """Return whether these bytes of a client are the ones that the trap waits for."""

@@ -89,6 +89,20 @@ def test_what_a_blackhole_holds_is_lost_by_a_cut(proxy: Proxy, through: Any, dir
     assert direct.get("key") == "1"
 
 
+def test_what_is_muted_is_executed_and_answered_late(
+    proxy: Proxy, through: Any, direct: Any
+) -> None:
+    proxy.mute_after_request(b"INCR")
+    through.set("other", 1)
+    assert not proxy.muted
+    with pytest.raises(redis.TimeoutError):
+        through.incr("key")
+    assert proxy.muted
+    assert direct.get("key") == "1"
+    proxy.heal()
+    assert through.incr("key") == 2
+
+
 def test_refused_connections(proxy: Proxy, through: Any) -> None:
     proxy.refuse()
     assert through.ping(), "the open connection goes on"
