@@ -67,8 +67,12 @@ class Parcel(Protocol):
     def take(self) -> Commands:
         """Return the commands that publish the last message."""
 
-    def send(self, messages: Sequence[Commands]) -> list[Published]:
-        """Send messages; an error leaves open which of them are there."""
+    def send(self, messages: Sequence[Commands]) -> Sequence[Published | Exception]:
+        """Send messages, and return what became of each.
+
+        The broker's error in the place of an answer leaves open whether that message is there;
+        one that is raised leaves it open for all.
+        """
 
 
 class Outbox:
@@ -189,11 +193,13 @@ class Outbox:
             while rest and trouble is None:
                 asked = rest.popleft()
                 is_made, trouble = self._make(backend, asked)
+                # Also of one that failed when it was collected already: it is not sent then.
+                message = parcel.take() if parcel is not None else []
                 if is_made and parcel is None:
                     self._sent(asked)
-                elif is_made and parcel is not None:
+                elif is_made:
                     made.append(asked)
-                    messages.append(parcel.take())
+                    messages.append(message)
         if parcel is not None and made:
             self._send_collected(backend, parcel, made, messages)
         if trouble is not None:
@@ -214,12 +220,18 @@ class Outbox:
                 ready.append((asked, message))
             else:
                 self._lease_lost(asked)
+        trouble: Exception | None = None
         answers = parcel.send([message for _, message in ready])
         for (asked, _), answer in zip(ready, answers, strict=True):
-            if answer is Published.SENT:
+            if isinstance(answer, Exception):
+                trouble = answer
+                asked.job.rest()
+            elif answer is Published.SENT:
                 self._sent(asked)
             else:
                 self._refused(asked)
+        if trouble is not None:
+            raise trouble
 
     def _make(self, backend: Backend, asked: Asked) -> tuple[bool, BaseException | None]:
         """Send or collect one message; return whether that went well, and the broker's error."""

@@ -15,6 +15,7 @@ from celery_anarchon import broker
 from celery_anarchon.backends import Backend
 from celery_anarchon.claims import Asked
 from celery_anarchon.collect import Way
+from celery_anarchon.confirms import Confirms
 from celery_anarchon.dispatch import evaluate_arguments, stamped
 from celery_anarchon.health import Health
 from celery_anarchon.outbox import LeaseLost, Parcel
@@ -41,6 +42,7 @@ class BrokerPostman:
     _broker: Health
     _publish_error: BaseException | None = None
     _way: Way | None = None
+    _confirms: Confirms | None = None
 
     @property
     @abstractmethod
@@ -67,6 +69,11 @@ class BrokerPostman:
     @contextmanager
     def parcel(self, backend: Backend) -> Iterator[Parcel | None]:
         """Return what collects messages while it is open, or None where each leaves by itself."""
+        confirms = self._confirmed()
+        if confirms is not None:
+            with confirms.parcel() as confirmed:
+                yield confirmed
+            return
         producer = self.producer
         if self._way is None or self._way.producer is not producer:
             self._way = Way.of(producer, backend)
@@ -123,11 +130,31 @@ class BrokerPostman:
         if self._broker.wait():
             return False
         try:
-            self.producer  # noqa: B018
+            self._connect()
         except broker.publish_errors(self.connection) as exc:
             self.broker_failed(exc, give_up=True)
             return False
         return True
+
+    def _connect(self) -> None:
+        try:
+            self._try_out()
+        except ConnectionError:
+            # An idle connection that was closed meanwhile is no outage yet.
+            self._drop_broker()
+            self._try_out()
+
+    def _try_out(self) -> None:
+        confirms = self._confirmed()
+        if confirms is not None:
+            confirms.try_out()
+
+    def _confirmed(self) -> Confirms | None:
+        """Connect where needed; return what has the confirms of messages, where they are wanted."""
+        producer = self.producer
+        if self._confirms is None or self._confirms.producer is not producer:
+            self._confirms = Confirms.of(self.connection, producer)
+        return self._confirms
 
     def is_broker_error(self, error: BaseException) -> bool:
         """Whether *error* speaks of the broker rather than of one message."""
