@@ -21,6 +21,7 @@ from celery_anarchon.errors import Unsupported
 from tests.integration.project import Project
 from tests.processes import Processes
 from tests.servers.nats import NATS, operate
+from tests.servers.proxy import Proxy
 
 FORK = multiprocessing.get_context("fork")
 PAGE = (Path(__file__).parents[2] / "docs/how-to/nats.md").read_text()
@@ -36,6 +37,24 @@ def question(job: str, slot: int, **terms: Any) -> Claim:
 def outcome(backend: Any, claim: Claim) -> Outcome:
     found: Outcome = backend.claim([claim])[0].outcome
     return found
+
+
+def test_round_trips_do_not_grow_with_the_batch(nats_server: NATS) -> None:
+    with Proxy(nats_server.port, patience=0.1) as proxy:
+        url = nats_server.url().replace(f":{nats_server.port}", f":{proxy.port}")
+        backend = open_backend(url, prefix=secrets.token_hex(8))
+        slot = backend.now() - 1000
+        took = {}
+        for later, count in enumerate(
+            (1, 1, backend.batch_size)
+        ):  # the first makes connection and streams
+            claims = [question(f"job {n}", slot + later) for n in range(count)]
+            before = proxy.round_trips
+            assert all(verdict.won for verdict in backend.claim(claims))
+            took[count] = proxy.round_trips - before
+        assert 1 <= took[1] <= 4
+        assert took[backend.batch_size] <= took[1] + 3
+        backend.close()
 
 
 def blocks(language: str) -> list[str]:

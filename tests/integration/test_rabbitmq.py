@@ -25,6 +25,7 @@ from celery_anarchon.types import Outcome
 from tests.integration.project import Project
 from tests.processes import Processes, wait_for
 from tests.servers.base import free_port
+from tests.servers.proxy import Proxy
 from tests.servers.rabbitmq import RabbitMQ
 
 SECOND = 'app.conf.beat_schedule = {"tick": {"task": "proj.work", "schedule": 1.0}}'
@@ -96,6 +97,21 @@ def holder(url: str, queue: str) -> str:
         message = connection.default_channel.basic_get(queue, no_ack=True)
         assert message is not None, f"nobody claimed {queue}"
         return str(json.loads(message.body)["replica"])
+
+
+def test_round_trips_do_not_grow_with_the_batch(server: RabbitMQ, vhost: str) -> None:
+    with Proxy(server.port, patience=0.1) as proxy:
+        backend = open_backend(vhost.replace(f":{server.port}/", f":{proxy.port}/"))
+        slot = backend.now() - 1000
+        took = {}
+        for later, count in enumerate((1, 1, backend.batch_size)):  # the first makes the connection
+            claims = [Claim(f"job {n}", slot + later, f"token {count}") for n in range(count)]
+            before = proxy.round_trips
+            assert all(verdict.won for verdict in backend.claim(claims))
+            took[count] = proxy.round_trips - before
+        assert 1 <= took[1] <= 5
+        assert took[backend.batch_size] <= took[1] + 3
+        backend.close()
 
 
 def test_the_broker_need_not_be_the_store(rabbitmq_server: Any, processes: Processes) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+import time
 from contextlib import suppress
 
 from tests.processes import wait_for
@@ -30,6 +31,7 @@ class _Link:
         self.server = server
         self.answered = True
         self.swallow = False
+        self.last_sent = 0.0
         self.muted = False
         self.seen = b""  # the end of what the client sent last, for a match across two chunks
 
@@ -48,10 +50,15 @@ class Proxy:
 
     Arguments:
         target: the server's port.
+        patience: a reply waits until the client has been silent for so long, seconds. So each
+            round trip is counted as one, however many requests it holds.
     """
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int, *, patience: float = 0.0) -> None:
         self.target = target
+        self.patience = patience
+        #: Times that replies followed requests; to be read where nothing is on the way.
+        self.round_trips = 0
         self.port = free_port()
         #: Replies that were swallowed so far.
         self.swallowed = 0
@@ -192,6 +199,7 @@ class Proxy:
                 link.muted = link.muted or self._silences(data)
                 link.swallow = link.swallow or self._springs(link, data)
                 link.answered = False
+                link.last_sent = time.monotonic()
                 link.server.sendall(data)
             self._flowing.wait()
             link.server.shutdown(socket.SHUT_WR)
@@ -207,6 +215,9 @@ class Proxy:
                 self._flowing.wait()
                 if link.muted:
                     self._speaking.wait()
+                while (rest := link.last_sent + self.patience - time.monotonic()) > 0:
+                    time.sleep(rest)
+                self.round_trips += not link.answered
                 link.answered = True
                 link.client.sendall(data)
             self._flowing.wait()
