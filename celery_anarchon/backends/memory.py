@@ -119,6 +119,7 @@ class MemoryBackend(Backend):
         self._ledger.replica = self.instance
         self._ledger.touched_jobs.clear()
         self._ledger.touched_runs.clear()
+        self._ledger.new_rows.clear()
         return self._ledger
 
     def _prune(self, job: JobRow) -> None:

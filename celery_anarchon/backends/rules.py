@@ -17,8 +17,8 @@ from celery_anarchon.types import Claim, FinalState, JobState, Outcome, Run, Run
 __all__ = ("JobRow", "Ledger", "RunRow", "milliseconds")
 
 #: Somebody holds the run, as long as its lease lasts.
-HELD = frozenset({RunState.RUNNING, RunState.QUEUED})
-LIVE = HELD | {RunState.RELEASED}
+HELD = (RunState.RUNNING, RunState.QUEUED)
+LIVE = (*HELD, RunState.RELEASED)
 
 
 def milliseconds(seconds: float) -> int:
@@ -26,7 +26,7 @@ def milliseconds(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-@dataclass
+@dataclass(slots=True)
 class JobRow:
     """What is known of a job for ever; instants in ms by the store's clock.
 
@@ -51,7 +51,7 @@ class JobRow:
         return max(self.since, self.last_slot or 0)
 
 
-@dataclass
+@dataclass(slots=True)
 class RunRow:
     """One run; instants in ms by the store's clock.
 
@@ -137,6 +137,7 @@ class Ledger:
         runs: job name → slot → row; all live runs of a job must be there where a claim says
             ``overlap="skip"``.
         touched_jobs, touched_runs: what has to be written back.
+        new_rows: those of the touched runs whose whole row is new; no worker has begun them.
     """
 
     now: int
@@ -145,6 +146,7 @@ class Ledger:
     runs: dict[str, dict[int, RunRow]] = field(default_factory=lambda: defaultdict(dict))
     touched_jobs: set[str] = field(default_factory=set)
     touched_runs: set[tuple[str, int]] = field(default_factory=set)
+    new_rows: set[tuple[str, int]] = field(default_factory=set)
 
     def add(self, runs: Iterable[RunRow]) -> None:
         """Let the ledger know *runs*, as loaded from the store."""
@@ -215,7 +217,7 @@ class Ledger:
         run.worker, run.started = worker, self.now
         run.lease_until = self.now + milliseconds(lease)
         self._touch(run)
-        job = self.jobs.setdefault(claim.job, JobRow(claim.job))
+        job = self._job(claim.job)
         if job.confirmed is None:
             job.confirmed = self.now
             self.touched_jobs.add(claim.job)
@@ -223,7 +225,7 @@ class Ledger:
 
     def register(self, job: str, fingerprint: str) -> JobState:
         """Make *job* known under *fingerprint*."""
-        row = self.jobs.setdefault(job, JobRow(job))
+        row = self._job(job)
         if row.first_seen is None or row.fingerprint != fingerprint:
             row.first_seen = self.now if row.first_seen is None else row.first_seen
             row.since = self.now
@@ -247,7 +249,7 @@ class Ledger:
         return [run.told() for run in found]
 
     def _claim_new(self, claim: Claim) -> Verdict:
-        job = self.jobs.setdefault(claim.job, JobRow(claim.job))
+        job = self._job(claim.job)
         if claim.slot > self.now + EARLY_TOLERANCE_MS:
             return Verdict(Outcome.EARLY)
         if claim.slot <= job.floor:
@@ -265,6 +267,13 @@ class Ledger:
             self._write(claim, attempt=0, state=RunState.SKIPPED)
             return Verdict(Outcome.OVERLAP)
         return self._win(claim, 1)
+
+    def _job(self, job: str) -> JobRow:
+        """Return the row of *job*, a new one where it is not known."""
+        row = self.jobs.get(job)
+        if row is None:
+            row = self.jobs[job] = JobRow(job)
+        return row
 
     def _take(self, job: JobRow, claim: Claim) -> None:
         """Note that the slot has had its chance."""
@@ -302,7 +311,9 @@ class Ledger:
             finished=None if state in LIVE else self.now,
         )
         self.runs[claim.job][claim.slot] = run
-        self._touch(run)
+        key = (claim.job, claim.slot)
+        self.touched_runs.add(key)
+        self.new_rows.add(key)
 
     def _mine(self, claim: Claim) -> RunRow | None:
         run = self.run(claim)

@@ -28,8 +28,9 @@ from celery_anarchon.backends.tables import (
     job_row,
     job_values,
     named_runs,
+    new_run_values,
+    progress_values,
     run_row,
-    run_values,
     statements,
     table_prefix,
 )
@@ -209,7 +210,8 @@ class SQLiteBackend(TablesBackend):
         def transaction(db: sqlite3.Connection) -> T:
             db.execute("BEGIN IMMEDIATE")
             ledger = Ledger(_now(), self.instance)
-            ledger.jobs = self._load_jobs(db, question.all_jobs())
+            if question.jobs:
+                ledger.jobs = self._load_jobs(db, question.jobs)
             ledger.add(self._load_runs(db, question.runs))
             if question.alive:
                 ledger.add(self._load_alive(db, question.alive))
@@ -222,9 +224,13 @@ class SQLiteBackend(TablesBackend):
         return self._call(transaction)
 
     def _write(self, db: sqlite3.Connection, ledger: Ledger, prune: list[str]) -> None:
-        runs = [run_values(ledger.runs[job][slot]) for job, slot in ledger.touched_runs]
-        if runs:
-            db.execute(self._sql["write_runs"], (json.dumps(runs),))
+        new = [new_run_values(ledger.runs[job][slot]) for job, slot in ledger.new_rows]
+        if new:
+            db.execute(self._sql["write_new_runs"], (json.dumps(new),))
+        old = ledger.touched_runs - ledger.new_rows
+        progress = [progress_values(ledger.runs[job][slot]) for job, slot in old]
+        if progress:
+            db.execute(self._sql["write_progress"], (json.dumps(progress),))
         if prune:
             self._prune(db, ledger, prune)
         jobs = [job_values(ledger.jobs[job]) for job in ledger.touched_jobs]

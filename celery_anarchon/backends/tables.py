@@ -24,15 +24,17 @@ from celery_anarchon.types import Claim, FinalState, JobState, Run, RunState, Ve
 
 __all__ = (
     "JOB_COLUMNS",
+    "NEW_RUN_COLUMNS",
+    "PROGRESS_COLUMNS",
     "PRUNE_EVERY",
-    "RUN_COLUMNS",
     "Question",
     "TablesBackend",
     "job_key",
     "job_row",
     "named_runs",
+    "new_run_values",
+    "progress_values",
     "run_row",
-    "run_values",
     "statements",
     "table_prefix",
 )
@@ -53,26 +55,35 @@ PLAIN_PREFIX = 40
 ENCODED_PREFIX = 48
 
 _LARGEST = 2**63 - 1
+_STATES = {state.value: state for state in RunState}
 
-#: The columns of the two tables, in schema order.
+#: The columns of the jobs' table, in schema order.
 JOB_COLUMNS = (
     *("job", "name", "first_seen", "since", "fingerprint", "last_slot", "floor", "wins"),
     "confirmed",
 )
-RUN_COLUMNS = (
+#: The columns of a run that is written anew; the rest tell of a worker, and it has none yet.
+NEW_RUN_COLUMNS = (
     *("job", "slot", "state", "attempt", "token", "lease_until", "attempts", "late_at"),
-    *("forget_at", "replica", "claimed", "finished", "worker", "started", "leg", "mark"),
+    *("forget_at", "replica", "claimed", "finished"),
+)
+#: The columns that change in the course of an attempt, after those that say of which run.
+PROGRESS_COLUMNS = (
+    *("job", "slot"),
+    *("state", "lease_until", "finished", "worker", "started", "leg", "mark"),
 )
 
 
 def stored(text: str) -> str:
     """Return *text* as the tables hold it: ASCII, without NUL, different for different texts."""
+    if text.isascii() and text.isprintable() and "\\" not in text:
+        return text
     return text.encode("unicode_escape").decode("ascii")
 
 
 def told(text: str) -> str:
     """Return the text that :func:`stored` made *text* of."""
-    return text.encode("ascii").decode("unicode_escape")
+    return text.encode("ascii").decode("unicode_escape") if "\\" in text else text
 
 
 @functools.lru_cache(maxsize=32768)
@@ -117,7 +128,9 @@ def statements(file: str, names: Mapping[str, str]) -> dict[str, str]:
 
 def bounded(number: int) -> int:
     """Return *number* as a 64-bit column can hold it: a lease of a million years is for ever."""
-    return max(-_LARGEST, min(number, _LARGEST))
+    if -_LARGEST <= number <= _LARGEST:
+        return number
+    return _LARGEST if number > 0 else -_LARGEST
 
 
 def job_row(name: str, columns: Sequence[Any]) -> JobRow:
@@ -149,7 +162,7 @@ def run_row(name: str, columns: Sequence[Any]) -> RunRow:
     return RunRow(
         name,
         slot,
-        RunState(state),
+        _STATES[state],
         attempt,
         told(token),
         lease,
@@ -171,12 +184,12 @@ def named_runs(rows: Iterable[Sequence[Any]]) -> list[RunRow]:
     return [run_row(told(name), columns) for name, _, *columns in rows]
 
 
-def run_values(run: RunRow) -> tuple[Any, ...]:
-    """Return the columns of *run*, in schema order."""
+def new_run_values(run: RunRow) -> tuple[Any, ...]:
+    """Return the ``NEW_RUN_COLUMNS`` of *run*."""
     return (
         job_key(run.job),
         run.slot,
-        run.state.value,
+        run.state,
         bounded(run.attempt),
         stored(run.token),
         bounded(run.lease_until),
@@ -185,6 +198,17 @@ def run_values(run: RunRow) -> tuple[Any, ...]:
         bounded(run.forget_at),
         stored(run.replica),
         run.claimed,
+        run.finished,
+    )
+
+
+def progress_values(run: RunRow) -> tuple[Any, ...]:
+    """Return the ``PROGRESS_COLUMNS`` of *run*."""
+    return (
+        job_key(run.job),
+        run.slot,
+        run.state,
+        bounded(run.lease_until),
         run.finished,
         stored(run.worker),
         run.started,
@@ -198,8 +222,8 @@ class Question:
     """What a transaction has to load before the ledger can decide.
 
     Attributes:
-        runs: the runs, (job, slot); their jobs too.
-        jobs: further jobs.
+        runs: the runs, (job, slot); the rows of their jobs are locked.
+        jobs: the jobs whose rows are needed.
         alive: jobs of which all running and queued runs are needed.
         creates: whether the jobs may be new to the store.
     """
@@ -209,9 +233,10 @@ class Question:
     alive: tuple[str, ...] = ()
     creates: bool = False
 
-    def all_jobs(self) -> list[str]:
-        """Return the names of all its jobs, each once, in the order in which all replicas lock."""
-        return sorted({job for job, _ in self.runs} | set(self.jobs), key=job_key)
+    def locked(self) -> dict[str, str]:
+        """Return key → name of all its jobs, in the order in which all replicas lock."""
+        names = {job_key(job): job for job in (*self.jobs, *(job for job, _ in self.runs))}
+        return {key: names[key] for key in sorted(names)}
 
 
 class TablesBackend(Backend):
@@ -227,6 +252,7 @@ class TablesBackend(Backend):
             return [verdict for verdict in known if verdict is not None]
         question = Question(
             runs=_keys(asked),
+            jobs=tuple({claim.job for claim in asked}),
             alive=tuple({claim.job for claim in asked if claim.overlap == "skip"}),
             creates=True,
         )
@@ -273,7 +299,7 @@ class TablesBackend(Backend):
         if not claims:
             return []
         return self._decide(
-            Question(_keys(claims)),
+            Question(runs=_keys(claims), jobs=tuple({claim.job for claim in claims})),
             lambda ledger, _: [ledger.confirm(claim, worker, lease, mark) for claim in claims],
         )
 
@@ -286,7 +312,10 @@ class TablesBackend(Backend):
         if not ledger.touched_runs:
             return answer
         return self._decide(
-            Question(tuple((run.job, run.slot) for run in found)),
+            Question(
+                runs=tuple((run.job, run.slot) for run in found),
+                jobs=tuple({run.job for run in found}),
+            ),
             lambda ledger, unsure: _interrupted_by(unsure, ledger) + ledger.expired(limit),
         )
 

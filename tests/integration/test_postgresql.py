@@ -168,6 +168,7 @@ def test_names_in_any_encoding(postgresql_server: PostgreSQL, opened: Any, encod
     now = backend.now()
     names = ["'; DROP TABLE cron_jobs; --", '"', "\0", "\ud800", "\\ud800", "\\x00", "😀" * 1000]
     names += ["😀" * 999 + "x", "a" * 255, "a" * 256, "%s", "%%", "%(jobs)s", "日本語", "$$", "\\"]
+    names += ["", "null", "NULL", "{", "}", ",", '",NULL,"', "\x7f", "\n"]
     claims = [question(name, now) for name in names]
     assert all(verdict.won for verdict in backend.claim(claims))
     assert sorted(run.job for run in backend.runs()) == sorted(names)

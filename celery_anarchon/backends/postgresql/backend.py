@@ -19,7 +19,9 @@ from celery_anarchon.backends.postgresql.target import target_of
 from celery_anarchon.backends.rules import JobRow, Ledger, RunRow
 from celery_anarchon.backends.tables import (
     JOB_COLUMNS,
-    RUN_COLUMNS,
+    KEY_LENGTH,
+    NEW_RUN_COLUMNS,
+    PROGRESS_COLUMNS,
     Key,
     Question,
     TablesBackend,
@@ -29,8 +31,9 @@ from celery_anarchon.backends.tables import (
     job_row,
     job_values,
     named_runs,
+    new_run_values,
+    progress_values,
     run_row,
-    run_values,
     stored,
 )
 from celery_anarchon.errors import AnarchonError, BackendError, ConfigurationError, Unsupported
@@ -100,14 +103,14 @@ class PostgreSQLBackend(TablesBackend):
     def _read_runs(self, keys: Iterable[Key]) -> tuple[dict[Key, RunRow], int]:
         keys = list(keys)
         names = {job_key(job): job for job, _ in keys}
-        values = {"runs": _runs_json(keys)}
+        values = _asked(keys)
         rows = self._call(lambda link: link.run(self._sql["read_runs"], values))
         runs = [run_row(names[key], columns) for _, key, *columns in rows]
         return {(run.job, run.slot): run for run in runs}, rows[0][0] if rows else 0
 
     def _read_jobs(self, jobs: Iterable[str]) -> dict[str, JobRow]:
         names = {job_key(job): job for job in jobs}
-        values = {"jobs": _jobs_json(names.values())}
+        values = {"jobs": _array(names)}
         rows = self._call(lambda link: link.run(self._sql["read_jobs"], values))
         return {names[key]: job_row(names[key], columns) for key, _, *columns in rows}
 
@@ -141,21 +144,33 @@ class PostgreSQLBackend(TablesBackend):
         What is loaded is read by a statement of its own after the locks are held, and so sees all
         that their former holders wrote.
         """
-        jobs = question.all_jobs()
-        names = {job_key(job): job for job in jobs}
-        lock = self._sql["lock_or_add" if question.creates else "lock"]
-        asked = [*question.runs, *((job, None) for job in question.jobs)]
-        values = {"jobs": _jobs_json(jobs), "asked": _runs_json(asked)}
-        rows = link.run(self._sql["begin"] + lock + self._sql["load"], values)
+        names = question.locked()
+        values = {"jobs": _array(names)}
+        lock = "lock"
+        if question.creates:
+            lock = "lock_or_add"
+            values["names"] = _array(
+                [stored(job) if len(key) > KEY_LENGTH else None for key, job in names.items()]
+            )
+        if question.jobs:
+            load, width = "load", len(JOB_COLUMNS)
+            with_runs = {job for job, _ in question.runs}
+            lone = [(job, None) for job in question.jobs if job not in with_runs]
+            values |= _asked([*question.runs, *lone])
+        else:
+            load, width = "load_runs", 0
+            values |= _asked(question.runs)
+        rows = link.run(self._sql["begin"] + self._sql[lock] + self._sql[load], values)
         ledger = Ledger(rows[0][0] if rows else 0, self.instance)
         for _, *row in rows:
-            job, run = row[: len(JOB_COLUMNS)], row[len(JOB_COLUMNS) :]
-            name = names[job[0]]
-            ledger.jobs[name] = job_row(name, job[2:])
-            if run[0] is not None:
-                ledger.add([run_row(name, run[1:])])
+            if width:
+                name = names[row[0]]
+                ledger.jobs[name] = job_row(name, row[2:width])
+            if row[width] is not None:
+                ledger.add([run_row(names[row[width]], row[width + 1 :])])
         if question.alive:
-            alive = link.run(self._sql["load_alive"], {"alive": _jobs_json(question.alive)})
+            keys = [job_key(job) for job in question.alive]
+            alive = link.run(self._sql["load_alive"], {"alive": _array(keys)})
             ledger.add(run_row(names[key], columns) for key, *columns in alive)
         return ledger
 
@@ -163,18 +178,22 @@ class PostgreSQLBackend(TablesBackend):
         """Write what *ledger* touched, and commit: one round trip."""
         sql: list[str] = []
         values: dict[str, Any] = {}
-        if ledger.touched_jobs:
-            sql.append(self._sql["write_jobs"])
-            rows = [job_values(ledger.jobs[job]) for job in sorted(ledger.touched_jobs)]
-            values["jobs"] = json.dumps([dict(zip(JOB_COLUMNS, row, strict=True)) for row in rows])
-        if ledger.touched_runs:
-            sql.append(self._sql["write_runs"])
-            runs = [run_values(ledger.runs[job][slot]) for job, slot in sorted(ledger.touched_runs)]
-            values["runs"] = json.dumps([dict(zip(RUN_COLUMNS, row, strict=True)) for row in runs])
+
+        def write(what: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+            if rows:
+                sql.append(self._sql[f"write_{what}"])
+                names = [f"{what}_{column}" for column in columns]
+                values.update(zip(names, map(_array, zip(*rows, strict=True)), strict=True))
+
+        jobs, runs = ledger.jobs, ledger.runs
+        new, old = ledger.new_rows, ledger.touched_runs - ledger.new_rows
+        write("jobs", JOB_COLUMNS, [job_values(jobs[job]) for job in ledger.touched_jobs])
+        write("new", NEW_RUN_COLUMNS, [new_run_values(runs[job][slot]) for job, slot in new])
+        write("old", PROGRESS_COLUMNS, [progress_values(runs[job][slot]) for job, slot in old])
         if prune:
             sql.append(self._sql["prune"])
             values |= {
-                "prune": _jobs_json(prune),
+                "prune": _array(map(job_key, prune)),
                 "now": ledger.now,
                 "offset": max(self.history, 1) - 1,
                 "step": PRUNE_STEP,
@@ -273,18 +292,14 @@ MISSING = (errors.UndefinedTable,)
 STALE = (*MISSING, errors.ReadOnlySqlTransaction)
 
 
-def _jobs_json(jobs: Iterable[str]) -> str:
-    rows = []
-    for job in jobs:
-        key, name = job_key(job), stored(job)
-        rows.append({"job": key} if name == key else {"job": key, "name": name})
-    return json.dumps(rows)
+def _array(values: Iterable[str | int | None]) -> str:
+    """Return an array literal: but for the brackets, it is JSON's where all text is ASCII."""
+    return "{" + json.dumps(list(values))[1:-1] + "}"
 
 
-def _runs_json(keys: Iterable[tuple[str, int | None]]) -> str:
-    return json.dumps(
-        [
-            {"job": job_key(job), "slot": None if slot is None else bounded(slot)}
-            for job, slot in keys
-        ]
-    )
+def _asked(runs: Sequence[tuple[str, int | None]]) -> dict[str, str]:
+    """Return the values that say which runs, or with None which jobs."""
+    return {
+        "asked": _array([job_key(job) for job, _ in runs]),
+        "slots": _array([None if slot is None else bounded(slot) for _, slot in runs]),
+    }

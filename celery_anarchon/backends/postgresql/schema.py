@@ -23,6 +23,11 @@ STATEMENT_MS = 4000
 LOCK_MS = 3000
 #: How long the server lets a client that holds locks be silent, ms.
 IDLE_MS = 5000
+#: Makes the planner look each key of a batch up, whatever it believes of the tables: it may have
+#: no statistics yet, and a table that holds but a few batches it would rather read as a whole.
+BY_INDEX = """SET LOCAL enable_seqscan = off;
+SET LOCAL enable_hashjoin = off;
+SET LOCAL enable_mergejoin = off;"""
 
 
 def sql_of(prefix: str, schema: str | None, role: str = "PUBLIC") -> dict[str, str]:
@@ -40,6 +45,7 @@ def sql_of(prefix: str, schema: str | None, role: str = "PUBLIC") -> dict[str, s
         "statement_ms": str(STATEMENT_MS),
         "lock_ms": str(LOCK_MS),
         "idle_ms": str(IDLE_MS),
+        "by_index": BY_INDEX,
     }
     return statements("postgresql.sql", names)
 

@@ -32,7 +32,7 @@
 -- {meta}
 --   version      of this schema
 --
--- Lists are given as one JSON array of objects (shown by their members), so that a batch is a few statements whatever its
+-- Lists are given as arrays, one for each column, so that a batch is a few statements whatever its
 -- size. Job keys compare by byte (COLLATE "C"), which is the order in which all replicas lock.
 
 -- name: schema
@@ -97,16 +97,16 @@ SET LOCAL statement_timeout = {statement_ms};
 SELECT current_setting('server_version'), pg_is_in_recovery(),
        current_setting('fsync'), current_setting('full_page_writes');
 
--- name: read_runs (runs: [job, slot]) → the clock, the columns of the run
+-- name: read_runs (asked, slots) → the clock, the columns of the run
 SET LOCAL statement_timeout = {statement_ms};
-SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint, r.*
-FROM json_to_recordset(%(runs)s) AS k (job text, slot bigint)
+{by_index}
+SELECT (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint), r.*
+FROM unnest(%(asked)s::text[], %(slots)s::bigint[]) AS k (job, slot)
 JOIN {runs} AS r ON r.job = k.job COLLATE "C" AND r.slot = k.slot;
 
--- name: read_jobs (jobs: [job]) → the columns of the jobs
+-- name: read_jobs (jobs) → the columns of the jobs
 SET LOCAL statement_timeout = {statement_ms};
-SELECT j.* FROM json_to_recordset(%(jobs)s) AS k (job text)
-JOIN {jobs} AS j ON j.job = k.job COLLATE "C";
+SELECT * FROM {jobs} WHERE job = ANY (%(jobs)s::text[]);
 
 -- name: read_expired (limit) → the clock, whole name, the columns of the run
 SET LOCAL statement_timeout = {statement_ms};
@@ -137,45 +137,50 @@ SET LOCAL lock_timeout = {lock_ms};
 SET LOCAL idle_in_transaction_session_timeout = {idle_ms};
 SELECT set_config('synchronous_commit', 'on', true)
 WHERE current_setting('synchronous_commit') = 'off';
+{by_index}
 
--- name: lock_or_add (jobs: [job, name])
+-- name: lock_or_add (jobs, names): what is there is locked, though WHERE lets nothing be updated
 INSERT INTO {jobs} AS j (job, name, since, fingerprint, floor, wins)
-SELECT k.job, k.name, 0, '', 0, 0 FROM json_to_recordset(%(jobs)s) AS k (job text, name text)
-ORDER BY k.job COLLATE "C"
-ON CONFLICT (job) DO UPDATE SET wins = j.wins;
+SELECT k.job, k.name, 0, '', 0, 0
+FROM unnest(%(jobs)s::text[], %(names)s::text[]) AS k (job, name) ORDER BY k.job COLLATE "C"
+ON CONFLICT (job) DO UPDATE SET wins = j.wins WHERE false;
 
--- name: lock (jobs: [job])
-SELECT FROM {jobs}
-WHERE job IN (SELECT k.job COLLATE "C" FROM json_to_recordset(%(jobs)s) AS k (job text))
-ORDER BY job FOR NO KEY UPDATE;
+-- name: lock (jobs)
+SELECT FROM {jobs} WHERE job = ANY (%(jobs)s::text[]) ORDER BY job FOR NO KEY UPDATE;
 
--- name: load (asked: [job, slot or nothing]) → the clock, the columns of the job, of the run
-SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint, j.*, r.*
-FROM json_to_recordset(%(asked)s) AS k (job text, slot bigint)
+-- name: load (asked, slots or nothing) → the clock, the columns of the job, of the run
+SELECT (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint), j.*, r.*
+FROM unnest(%(asked)s::text[], %(slots)s::bigint[]) AS k (job, slot)
 JOIN {jobs} AS j ON j.job = k.job COLLATE "C"
 LEFT JOIN {runs} AS r ON r.job = k.job COLLATE "C" AND r.slot = k.slot;
 
--- name: load_alive (alive: [job]) → the columns of the runs that are alive
-SELECT r.* FROM json_to_recordset(%(alive)s) AS k (job text)
-JOIN {runs} AS r ON r.job = k.job COLLATE "C" AND r.state IN ('running', 'queued');
+-- name: load_runs (asked, slots) → the clock, the columns of the run
+SELECT (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint), r.*
+FROM unnest(%(asked)s::text[], %(slots)s::bigint[]) AS k (job, slot)
+JOIN {runs} AS r ON r.job = k.job COLLATE "C" AND r.slot = k.slot;
 
--- name: write_jobs (jobs: [the columns])
+-- name: load_alive (alive) → the columns of the runs that are alive
+SELECT * FROM {runs} WHERE job = ANY (%(alive)s::text[]) AND state IN ('running', 'queued');
+
+-- name: write_jobs (jobs_*: the columns)
 UPDATE {jobs} AS j
 SET first_seen = k.first_seen, since = k.since, fingerprint = k.fingerprint,
     last_slot = k.last_slot, floor = k.floor, wins = k.wins, confirmed = k.confirmed
-FROM json_to_recordset(%(jobs)s) AS k (
-    job text, first_seen bigint, since bigint, fingerprint text, last_slot bigint,
-    floor bigint, wins bigint, confirmed bigint
-)
+FROM unnest(
+    %(jobs_job)s::text[], %(jobs_first_seen)s::bigint[], %(jobs_since)s::bigint[],
+    %(jobs_fingerprint)s::text[], %(jobs_last_slot)s::bigint[], %(jobs_floor)s::bigint[],
+    %(jobs_wins)s::bigint[], %(jobs_confirmed)s::bigint[]
+) AS k (job, first_seen, since, fingerprint, last_slot, floor, wins, confirmed)
 WHERE j.job = k.job COLLATE "C";
 
--- name: write_runs (runs: [the columns])
+-- name: write_new (new_*: the columns up to finished)
 INSERT INTO {runs}
-SELECT k.* FROM json_to_recordset(%(runs)s) AS k (
-    job text, slot bigint, state text, attempt bigint, token text, lease_until bigint,
-    attempts bigint, late_at bigint, forget_at bigint, replica text, claimed bigint,
-    finished bigint, worker text, started bigint, leg bigint, mark text
-)
+SELECT k.*, '', NULL, 0, '' FROM unnest(
+    %(new_job)s::text[], %(new_slot)s::bigint[], %(new_state)s::text[], %(new_attempt)s::bigint[],
+    %(new_token)s::text[], %(new_lease_until)s::bigint[], %(new_attempts)s::bigint[],
+    %(new_late_at)s::bigint[], %(new_forget_at)s::bigint[], %(new_replica)s::text[],
+    %(new_claimed)s::bigint[], %(new_finished)s::bigint[]
+) AS k
 ON CONFLICT (job, slot) DO UPDATE
 SET state = excluded.state, attempt = excluded.attempt, token = excluded.token,
     lease_until = excluded.lease_until, attempts = excluded.attempts,
@@ -183,11 +188,22 @@ SET state = excluded.state, attempt = excluded.attempt, token = excluded.token,
     claimed = excluded.claimed, finished = excluded.finished, worker = excluded.worker,
     started = excluded.started, leg = excluded.leg, mark = excluded.mark;
 
+-- name: write_old (old_*: the columns that change in the course of an attempt)
+UPDATE {runs} AS r
+SET state = k.state, lease_until = k.lease_until, finished = k.finished, worker = k.worker,
+    started = k.started, leg = k.leg, mark = k.mark
+FROM unnest(
+    %(old_job)s::text[], %(old_slot)s::bigint[], %(old_state)s::text[],
+    %(old_lease_until)s::bigint[], %(old_finished)s::bigint[], %(old_worker)s::text[],
+    %(old_started)s::bigint[], %(old_leg)s::bigint[], %(old_mark)s::text[]
+) AS k (job, slot, state, lease_until, finished, worker, started, leg, mark)
+WHERE r.job = k.job COLLATE "C" AND r.slot = k.slot;
+
 -- name: prune (prune: [job]; now; offset: history - 1; step: at most so many of each job)
 WITH edge AS (
     SELECT k.job, (SELECT r.slot FROM {runs} AS r WHERE r.job = k.job COLLATE "C"
                    ORDER BY r.slot DESC OFFSET %(offset)s LIMIT 1) AS slot
-    FROM json_to_recordset(%(prune)s) AS k (job text)
+    FROM unnest(%(prune)s::text[]) AS k (job)
 ), old AS (
     SELECT o.job, o.slot FROM edge CROSS JOIN LATERAL (
         SELECT r.job, r.slot FROM {runs} AS r

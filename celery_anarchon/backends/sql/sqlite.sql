@@ -107,15 +107,28 @@ SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(va
        json_extract(value, '$[6]'), json_extract(value, '$[7]'), json_extract(value, '$[8]')
 FROM json_each(?1);
 
--- name: write_runs (1: [[column, …], …])
+-- name: write_new_runs (1: [[column up to finished, …], …])
 INSERT OR REPLACE INTO {runs}
 SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
        json_extract(value, '$[3]'), json_extract(value, '$[4]'), json_extract(value, '$[5]'),
        json_extract(value, '$[6]'), json_extract(value, '$[7]'), json_extract(value, '$[8]'),
        json_extract(value, '$[9]'), json_extract(value, '$[10]'), json_extract(value, '$[11]'),
-       json_extract(value, '$[12]'), json_extract(value, '$[13]'), json_extract(value, '$[14]'),
-       json_extract(value, '$[15]')
+       '', NULL, 0, ''
 FROM json_each(?1);
+
+-- name: write_progress (1: [[job, slot, state, lease_until, finished, worker, started, leg, mark], …])
+INSERT INTO {runs}
+SELECT r.job, r.slot, json_extract(value, '$[2]'), r.attempt, r.token, json_extract(value, '$[3]'),
+       r.attempts, r.late_at, r.forget_at, r.replica, r.claimed, json_extract(value, '$[4]'),
+       json_extract(value, '$[5]'), json_extract(value, '$[6]'), json_extract(value, '$[7]'),
+       json_extract(value, '$[8]')
+FROM json_each(?1) AS k CROSS JOIN {runs} AS r
+ON r.job = json_extract(k.value, '$[0]') AND r.slot = json_extract(k.value, '$[1]')
+WHERE true
+ON CONFLICT (job, slot) DO UPDATE
+SET state = excluded.state, lease_until = excluded.lease_until, finished = excluded.finished,
+    worker = excluded.worker, started = excluded.started, leg = excluded.leg,
+    mark = excluded.mark;
 
 -- name: forgettable (1: [job, …]; 2: now; 3: history; 4: limit) → job, slot
 SELECT r.job, r.slot FROM json_each(?1) AS k CROSS JOIN {runs} AS r
