@@ -36,6 +36,10 @@ _TOKEN_SCHEMES = frozenset({"nats", "tls"})
 _SECRET = re.compile(r"(?i)(pas|pwd|secret|token)")
 #: ``host``, ``host:port`` or ``[IPv6]:port``; anything else may be a password without its ``@``.
 _HOST = re.compile(r"(\[[^\[\]@]*\]|[^:\[\]]*)(:\d*)?")
+#: What is written ``%2F`` and so on in a user name or password.
+_RAW = re.compile(r"[/?#@\[\]]")
+#: Between the URLs of several hosts of one AMQP broker.
+_NEXT_URL = re.compile(r";(?=(?:amqps?|pyamqp)://)")
 
 
 def blot(url: str) -> str:
@@ -43,23 +47,41 @@ def blot(url: str) -> str:
 
     What is no proper URL is rather shown too little of than too much.
     """
+    return ";".join(map(_blotted, _NEXT_URL.split(url)))
+
+
+def _blotted(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     if not separator:
         # Perhaps a URL with a slip of the pen, or a list of name=value.
         _, at, rest = url.rpartition("@")
         return f"**{at}{rest}" if at else " ".join(map(_blotted_pair, url.split(" ")))
-    # Up to the last @: a "/", "?" or "#" that should have been written %2F may stand in a password.
-    userinfo, at, rest = rest.rpartition("@")
-    if at and ":" in userinfo:
-        userinfo = userinfo.partition(":")[0] + ":**"
-    elif at and scheme.lower() in _TOKEN_SCHEMES:
-        userinfo = "**"
+    login, rest = _blotted_login(scheme.lower(), rest)
     place, question, query = rest.partition("?")
     hosts, slash, path = place.partition("/")
-    if not all(_HOST.fullmatch(host) for host in hosts.split(",")):
-        hosts = "**"
+    proper = all(_HOST.fullmatch(host) for host in hosts.split(","))
+    # After the login of a proper URL nothing is a password.
+    if not proper and (not login or login == "**@"):
+        return f"{scheme}://{login}**"
     query = "&".join(map(_blotted_pair, query.split("&")))
-    return f"{scheme}://{userinfo}{at}{hosts}{slash}{path}{question}{query}"
+    return f"{scheme}://{login}{hosts}{slash}{path}{question}{query}"
+
+
+def _blotted_login(scheme: str, rest: str) -> tuple[str, str]:
+    """Split what follows the scheme after the login, and return the login without its secret."""
+    userinfo, at, place = rest.rpartition("@")
+    token = scheme in _TOKEN_SCHEMES
+    if not at:
+        return "", rest
+    if _RAW.search(userinfo):
+        if userinfo.startswith("/") and ":" not in userinfo and not token:
+            return "", rest  # a path with an @ in it
+        # The @ may stand in the value of an option.
+        return "**@", "**" if _SECRET.search(userinfo.partition("?")[2]) else place
+    user, colon, _ = userinfo.partition(":")
+    if token and not colon:
+        return "**@", place
+    return f"{user}:**@" if colon else f"{user}@", place
 
 
 def _blotted_pair(pair: str) -> str:
@@ -304,3 +326,38 @@ def scheme_of(url: str) -> str:
     """Return the scheme of *url* in lower case, or ``""`` where it has none."""
     scheme, separator, _ = url.partition("://")
     return scheme.lower() if separator and _SCHEME.fullmatch(scheme) else ""
+
+
+def told_seconds(seconds: float) -> str:
+    """Return *seconds* as digits, without an exponent: as errors and commands of tools have it."""
+    return f"{seconds:.6f}".rstrip("0").rstrip(".")
+
+
+def use_files(where: str, use: Callable[[], object], **files: str | None) -> None:
+    """Call *use*, which reads *files*, of TLS mostly.
+
+    Arguments:
+        where: begins the error's text.
+        files: option → path, or None where it is not given.
+
+    Raises:
+        ConfigurationError: one can't be read or used; names option and path.
+    """
+    given = {name: path for name, path in files.items() if path is not None}
+    for name, path in given.items():
+        try:
+            with open(path, "rb"):
+                pass
+        except (OSError, ValueError) as exc:
+            reason = (isinstance(exc, OSError) and exc.strerror) or exc
+            raise ConfigurationError(
+                f"{where}: {name} = {path!r} can't be read: {reason}"
+            ) from None
+    try:
+        use()
+    except (OSError, ValueError) as exc:
+        named = " with ".join(f"{name} = {path!r}" for name, path in given.items())
+        raise ConfigurationError(
+            f"{where}: {named} can't be used ({exc}); certificates and keys are files in PEM, and "
+            "a key is that of its certificate and has no passphrase"
+        ) from None

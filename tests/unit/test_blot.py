@@ -27,6 +27,20 @@ SECRET = "s3cr3t"
         f"redis://u:p/{SECRET}@h/0",
         f"redis://u:p?{SECRET}@h/0",
         f"redis://u:p#{SECRET}@h/0",
+        f"redis://u/{SECRET}:p@h/0",
+        f"redis://{SECRET}/p:p@h/0",
+        f"redis:///:{SECRET}@h/0",
+        f"redis://u:p/{SECRET}",
+        f"redis://h/0?password=p@{SECRET}",
+        f"sqlite:////x/y.db?password={SECRET}@h",
+        f"amqp://a;amqp://u:{SECRET}@b//;amqp://u:p/{SECRET}@c",
+        f"nats://{SECRET}/c:ret@h",
+        f"nats://c/{SECRET}:ret@h",
+        f"nats://c/ret:{SECRET}@h",
+        f"nats:///{SECRET}@h",
+        f"nats://c?{SECRET}@h",
+        f"nats://c@{SECRET}:x",
+        f"tls://c#{SECRET}@h:1",
     ],
 )
 def test_no_secret_is_shown(url: str) -> None:
@@ -52,7 +66,23 @@ def refusal(url: str) -> str:
         "sqlite:////var/lib/beat/claims.db",
         "memory://",
         "amqp://broker//",
+        "amqp://a//;amqps://[::1]:5671/b",
+        "sqlite:////var/a@b/c.db",
     ],
 )
 def test_a_url_without_a_secret_stays(url: str) -> None:
     assert blot(url) == url
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("nats://s3/c:ret@h:1?replicas=3", "nats://**@h:1?replicas=3"),
+        ("amqp://u:p@h:99999/v", "amqp://u:**@h:99999/v"),
+        ("amqp://u:p@h:notaport/v", "amqp://u:**@h:notaport/v"),
+        ("amqp://u:p@a;amqp://v:q@b:1/w", "amqp://u:**@a;amqp://v:**@b:1/w"),
+        ("postgresql://u:p@h/db?options=a@b", "postgresql://**@b"),
+    ],
+)
+def test_what_is_left(url: str, shown: str) -> None:
+    assert blot(url) == shown
