@@ -11,9 +11,11 @@ from kombu import Connection
 from kombu.exceptions import OperationalError
 from kombu.utils.url import url_to_parts
 
+from celery_anarchon.backends import schemes
 from celery_anarchon.backends.base import blot, scheme_of
+from celery_anarchon.errors import ConfigurationError
 
-__all__ = ("bounds", "leads_to", "publish_errors", "shown", "store_url")
+__all__ = ("bounds", "broker_of", "leads_to", "publish_errors", "shown", "store_url")
 
 #: A socket to the broker that stays silent for so long counts as dead, seconds. Without a bound a
 #: publish on a half-dead socket blocks beat for ever (redbeat#201).
@@ -28,6 +30,59 @@ _REDIS_BOUNDS = {
     "socket_connect_timeout": CONNECT_TIMEOUT,
 }
 _AMQP_BOUNDS = {"read_timeout": SOCKET_TIMEOUT, "write_timeout": SOCKET_TIMEOUT}
+
+UNREADABLE = (
+    "can't be read: a host may be followed by ':' and a port up to 65535, and several brokers have "
+    "';' between them; in a user name or password write '/' as %2F, '?' as %3F, '#' as %23, "
+    "'[' as %5B, ']' as %5D and '@' as %40; ssl_cert_reqs is required, optional or none"
+)
+
+
+def broker_of(app: Any) -> Connection:
+    """Return the connection of the Celery *app* that messages go out on, not connected.
+
+    Raises:
+        ConfigurationError: kombu can't use what the setting says; the text holds no secret.
+    """
+    try:
+        connection = app.connection_for_write()
+        others = [Connection(one) for one in connection.alt if "://" in one]
+    except (ImportError, AttributeError) as exc:
+        # Without its client kombu's Redis transport raises an AttributeError.
+        reason = exc if isinstance(exc, ImportError) else type(exc).__name__
+        raise ConfigurationError(
+            f"{_setting(app)} needs a package that is not installed ({reason}); install what the "
+            'broker needs, for Redis pip install "celery-anarchon[redis]"'
+        ) from None
+    except KeyError as exc:
+        raise ConfigurationError(f"{_setting(app)} {_key_trouble(app, exc)}") from None
+    except (TypeError, ValueError):  # its text may quote the URL
+        raise ConfigurationError(f"{_setting(app)} {UNREADABLE}") from None
+    for one in (connection, *others):
+        if one.transport_cls in AMQP and "," in (one.hostname or ""):
+            raise ConfigurationError(f"{_setting(app)} {UNREADABLE}")
+    return connection
+
+
+def _setting(app: Any) -> str:
+    """Return name and value of the setting that says where the broker is, without its secrets."""
+    name = "broker_write_url" if app.conf.get("broker_write_url") else "broker_url"
+    value = getattr(app.conf, name)
+    if isinstance(value, (list, tuple)):
+        return f"{name} = {[blot(str(one)) for one in value]!r}"
+    return f"{name} = {blot(str(value))!r}"
+
+
+def _key_trouble(app: Any, exc: KeyError) -> str:
+    told = str(exc.args[0]) if exc.args else ""
+    if not told.startswith("No such transport"):
+        return UNREADABLE
+    scheme = told.removeprefix("No such transport:").split(".")[0].strip()
+    store = scheme in schemes()
+    return (
+        f"is no broker of kombu ({' '.join(told.split())}); use amqp://, redis:// or another one"
+        + ("; a claim store that is no broker belongs in anarchon_url" if store else "")
+    )
 
 
 def bounds(connection: Connection) -> dict[str, float]:

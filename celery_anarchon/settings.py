@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import reprlib
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone, tzinfo
 from pathlib import Path
@@ -13,10 +14,11 @@ from typing import Any, get_args
 from zoneinfo import ZoneInfo
 
 from celery import Celery
+from kombu import Connection
 
 from celery_anarchon.backends import backend_class, schemes
-from celery_anarchon.backends.base import Backend, blot, scheme_of
-from celery_anarchon.broker import shown, store_url
+from celery_anarchon.backends.base import Backend, blot, scheme_of, told_seconds
+from celery_anarchon.broker import broker_of, shown, store_url
 from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.types import CatchUp, Overlap, Track, Traits
 
@@ -119,31 +121,51 @@ class Settings:
     def check_store(self, traits: Traits) -> None:
         """Raise where a policy demands what the store can't meet."""
         for job, policy in [(None, self.default), *self.entries.items()]:
-            where = "" if job is None else f"anarchon_entries[{job!r}]: "
+            where = PREFIX if job is None else f"anarchon_entries[{job!r}]."
             if policy.track == "run" and not traits.leases:
                 raise ConfigurationError(
-                    f"{where}track = 'run' needs a store with leases, which {blot(self.url)} is "
-                    "not; use redis:// (strategy lease), postgresql:// or sqlite://, "
-                    "or track = 'dispatch'"
+                    f"{where}track = 'run' needs a store with leases, which anarchon_url = "
+                    f"{blot(self.url)!r} is not; use redis:// (strategy lease), postgresql:// or "
+                    f"sqlite://, or {where}track = 'dispatch'"
                 )
             keep = policy.keep + policy.splay
             if traits.max_keep is not None and keep > traits.max_keep:
                 raise ConfigurationError(
-                    f"{where}keep = {policy.keep:g} s, and splay = {policy.splay:g} s on top, is "
-                    f"longer than {blot(self.url)} can remember ({traits.max_keep:g} s); "
+                    f"{where}keep = {told_seconds(policy.keep)} s, and splay = "
+                    f"{told_seconds(policy.splay)} s on top, is longer than "
+                    f"{blot(self.url)} can remember ({told_seconds(traits.max_keep)} s); "
                     "lower anarchon_keep, max_late or splay"
                 )
 
     def open_backend(self) -> Backend:
-        """Return the backend, not yet connected."""
+        """Return the backend, not yet connected.
+
+        Raises:
+            ConfigurationError: the URL can't be used.
+        """
         policies = [self.default, *self.entries.values()]
-        return backend_class(self.url)(
-            self.url,
-            prefix=self.prefix,
-            instance=self.instance,
-            history=self.history,
-            keep=max(policy.keep + policy.splay for policy in policies),
-        )
+        with self.naming_url():
+            return backend_class(self.url)(
+                self.url,
+                prefix=self.prefix,
+                instance=self.instance,
+                history=self.history,
+                keep=max(policy.keep + policy.splay for policy in policies),
+            )
+
+    @contextmanager
+    def naming_url(self) -> Iterator[None]:
+        """Let errors in the configuration name the setting, where they begin with its value.
+
+        A backend knows its URL, not where that comes from.
+        """
+        try:
+            yield
+        except ConfigurationError as exc:
+            value = blot(self.url)
+            if str(exc).startswith(value):
+                exc.args = (f"anarchon_url = {value!r}{str(exc).removeprefix(value)}",)
+            raise
 
 
 def read_settings(app: Celery) -> Settings:
@@ -159,13 +181,15 @@ def read_settings(app: Celery) -> Settings:
     if late is not None and "max_late" not in given:
         base = replace(base, max_late=_duration("beat_cron_starting_deadline", late))
     default = _policy(
-        "anarchon_",
+        PREFIX,
         {name: value for name, value in given.items() if name in ENTRY_NAMES},
         base,
         given.get("keep"),
     )
+    # Asked also where it is not the store, so that what can't be used is told at the start.
+    broker = broker_of(app)
     return Settings(
-        url=_url(app, given.get("url")),
+        url=_url(broker, given.get("url")),
         prefix=_text("anarchon_prefix", given.get("prefix", "cron")),
         instance=_text("anarchon_instance", given.get("instance", default_instance())),
         history=_count("anarchon_history", given.get("history", 100)),
@@ -219,9 +243,9 @@ def _given(app: Celery) -> dict[str, Any]:
     return found
 
 
-def _url(app: Celery, url: Any) -> str:
+def _url(broker: Connection, url: Any) -> str:
     if url is None:
-        url = _broker_as_store(app)
+        url = _broker_as_store(broker)
     if not isinstance(url, str) or not scheme_of(url):
         raise ConfigurationError(
             f"anarchon_url = {blot(str(url))!r} is not a URL; for example "
@@ -231,17 +255,7 @@ def _url(app: Celery, url: Any) -> str:
     return url
 
 
-def _broker_as_store(app: Celery) -> str:
-    try:
-        broker = app.connection_for_write()
-    except (KeyError, ImportError, TypeError, ValueError, AttributeError) as exc:
-        # Other texts may hold a part of the URL. Without its client kombu's Redis transport
-        # raises an AttributeError.
-        reason = exc if isinstance(exc, ImportError) else type(exc).__name__
-        raise ConfigurationError(
-            f"anarchon_url is not set, and kombu can't use broker_url ({reason}); set both, and "
-            'install what the broker needs, for Redis pip install "celery-anarchon[redis]"'
-        ) from None
+def _broker_as_store(broker: Connection) -> str:
     url = store_url(broker)
     if url is None or scheme_of(url) not in schemes():
         raise ConfigurationError(
@@ -300,8 +314,9 @@ def _policy(where: str, given: Mapping[str, Any], base: Policy, keep: Any) -> Po
         policy = replace(policy, keep=_duration("anarchon_keep", keep))
     if policy.keep <= policy.max_late + policy.splay:
         raise ConfigurationError(
-            f"anarchon_keep = {policy.keep:g} s must be longer than {where}max_late "
-            f"({policy.max_late:g} s) and splay ({policy.splay:g} s) together, "
+            f"anarchon_keep = {told_seconds(policy.keep)} s must be longer than {where}max_late "
+            f"({told_seconds(policy.max_late)} s) and splay ({told_seconds(policy.splay)} s) "
+            "together, "
             "or a late claim could win a slot again"
         )
     if policy.overlap == "skip" and policy.track != "run":
@@ -318,31 +333,25 @@ def _text(name: str, value: Any) -> str:
     return value
 
 
-def _seconds(name: str, value: Any, *, positive: bool) -> float:
+def _seconds(name: str, value: Any, least: float) -> float:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     valid = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     # NaN is in no range.
-    if not valid or not 0 <= seconds <= LONGEST or (positive and seconds == 0):
-        least = "more than 0" if positive else "0 or more"
+    if not valid or not least <= seconds <= LONGEST:
         raise ConfigurationError(
-            f"{name} = {show(value)} must be seconds, {least} and at most 100 years, or a timedelta"
+            f"{name} = {show(value)} must be seconds, {least} or more and at most 100 years, or a "
+            "timedelta"
         )
     return float(seconds)
 
 
 def _duration(name: str, value: Any) -> float:
-    return _seconds(name, value, positive=True)
+    # In less than a second no claim and no message is sure to get through.
+    return _seconds(name, value, 1)
 
 
 def _splay(name: str, value: Any) -> float:
-    return _seconds(name, value, positive=False)
-
-
-def _lease(name: str, value: Any) -> float:
-    lease = _seconds(name, value, positive=True)
-    if lease < 1:
-        raise ConfigurationError(f"{name} = {value!r} must be 1 second or more")
-    return lease
+    return _seconds(name, value, 0)
 
 
 def _count(name: str, value: Any) -> int:
@@ -389,7 +398,7 @@ def _anchor(name: str, value: Any) -> datetime | float:
 _READERS = {
     "max_late": _duration,
     "catch_up": _one_of(*get_args(CatchUp)),
-    "lease": _lease,
+    "lease": _duration,
     "attempts": _count,
     "track": _one_of(*get_args(Track)),
     "overlap": _one_of(*get_args(Overlap)),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
 import kombu
 
-from celery_anarchon.backends.base import blot
+from celery_anarchon.backends.base import blot, use_files
 from celery_anarchon.errors import ConfigurationError
 
 __all__ = ("CONNECT_TIMEOUT", "Address")
@@ -36,20 +38,21 @@ class Address:
     """One broker, or several hosts of one that are tried in turn.
 
     Raises:
-        ConfigurationError: the URL has an option that is unknown.
+        ConfigurationError: the URL can't be read, or has an option that can't be used.
     """
 
     def __init__(self, url: str, tls: Any = None) -> None:
         self._urls: list[str] = []
         options: dict[str, Any] = {}
         for one in url.split(";"):
-            parts = urlsplit(one)
+            parts = _parts(url, one)
             for name, value in parse_qsl(parts.query, keep_blank_values=True):
                 options |= _tls_option(url, name, value)
             self._urls.append(urlunsplit(parts._replace(query="")))
         if isinstance(tls, dict) or options:
             tls = {**(tls if isinstance(tls, dict) else {}), **options}
         self._tls = tls or False
+        _check_tls(url, options)
 
     def connection(self) -> kombu.Connection:
         """Return a connection that is not yet open."""
@@ -59,6 +62,44 @@ class Address:
             connect_timeout=CONNECT_TIMEOUT,
             transport_options={"read_timeout": CONNECT_TIMEOUT, "write_timeout": CONNECT_TIMEOUT},
         )
+
+
+def _parts(url: str, one: str) -> SplitResult:
+    parts = urlsplit(one)
+    try:
+        _ = parts.port
+        readable = "," not in (parts.hostname or "")
+    except ValueError:  # its text may quote the URL
+        readable = False
+    if not readable:
+        raise ConfigurationError(
+            f"{blot(url)}: can't be read; use amqp://user:password@host:port/vhost with a port up "
+            "to 65535, and several such URLs with ';' between them"
+        )
+    return parts
+
+
+def _check_tls(url: str, options: Mapping[str, Any]) -> None:
+    """Raise where an option can't be used, which the client library tells as an outage."""
+    context = ssl.create_default_context()
+    shown = blot(url)
+    authority, ciphers = options.get("ca_certs"), options.get("ciphers")
+    certificate, key = options.get("certfile"), options.get("keyfile")
+    if authority is not None:
+        use_files(shown, partial(context.load_verify_locations, authority), ssl_ca_certs=authority)
+    if key is not None and certificate is None:
+        raise ConfigurationError(f"{shown}: ssl_keyfile needs ssl_certfile")
+    if certificate is not None:
+        load = partial(context.load_cert_chain, certificate, key, password="")
+        use_files(shown, load, ssl_certfile=certificate, ssl_keyfile=key)
+    if ciphers is not None:
+        try:
+            context.set_ciphers(ciphers)
+        except ssl.SSLError:
+            raise ConfigurationError(
+                f"{shown}: ssl_ciphers = {ciphers!r} names no cipher that OpenSSL knows; "
+                "`openssl ciphers` lists them"
+            ) from None
 
 
 def _tls_option(url: str, name: str, value: str) -> dict[str, Any]:
