@@ -227,8 +227,30 @@ def test_tls() -> None:
             open_backend(server.url().replace("tls://", "nats://"))
         with pytest.raises(BackendError, match="certificate"):
             open_backend(f"{server.url()}?tls_ca={ca}&tls_hostname=elsewhere.example")
-        with pytest.raises(ConfigurationError, match="tls_ca"):
-            open_backend(f"{server.url()}?tls_ca={ca}x")
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("tls_ca={}/no.pem", "tls_ca = '{}/no.pem' can't be read: No such file"),
+        ("tls_ca={}", "tls_ca = '{}' can't be read: Is a directory"),
+        ("tls_ca={}/bad.pem", "tls_ca = '{}/bad.pem' can't be used"),
+        ("tls_cert={}/no.pem", "tls_cert = '{}/no.pem' can't be read"),
+        ("tls_cert={}/bad.pem", "tls_cert = '{}/bad.pem' can't be used"),
+        ("tls_cert={}/tls.crt&tls_key={}/no", "tls_key = '{}/no' can't be read"),
+        ("tls_cert={}/tls.crt&tls_key={}/bad.pem", "tls_key = '{}/bad.pem' can't be used"),
+        ("credentials={}/no.creds", "credentials = '{}/no.creds': No such file"),
+        ("credentials={}/bad.pem", "credentials = '{}/bad.pem' does not hold a user's JWT"),
+        ("nkey={}/bad.pem", "nkey = '{}/bad.pem' does not hold a user's nkey seed"),
+    ],
+)
+def test_a_file_that_can_t_be_used_is_named(tmp_path: Path, query: str, words: str) -> None:
+    certificate = make_certificate(tmp_path)
+    assert certificate.certificate.name == "tls.crt"
+    (tmp_path / "bad.pem").write_text("s3cr3t")
+    with pytest.raises(ConfigurationError, match=re.escape(words.format(tmp_path))) as caught:
+        open_backend(f"tls://127.0.0.1:1?{query.replace('{}', str(tmp_path))}")
+    assert "s3cr3t" not in str(caught.value)
 
 
 @pytest.mark.server("nats")

@@ -6,11 +6,12 @@ import re
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from celery_anarchon.backends.base import blot, scheme_of
+from celery_anarchon.backends.base import blot, scheme_of, use_files
 from celery_anarchon.errors import ConfigurationError
 
 __all__ = ("Address", "address_of")
@@ -18,7 +19,7 @@ __all__ = ("Address", "address_of")
 PORT = 4222
 #: JetStream keeps so many copies of a stream at most.
 MOST_REPLICAS = 5
-#: Option, the library's name for it, and what its file must have.
+#: Option, the library's name for it, what its file must have, and that in words.
 SECRET_FILES = (
     (
         "credentials",
@@ -27,8 +28,15 @@ SECRET_FILES = (
             r"^-*BEGIN NATS USER JWT-*\s+\S+\.\S+\.\S+$",
             r"^-*BEGIN USER NKEY SEED-*\s+SU[A-Z2-7]{56}$",
         ),
+        "does not hold a user's JWT and nkey seed, as the files that `nsc generate creds` makes",
     ),
-    ("nkey", "nkeys_seed", (r"\A\s*SU[A-Z2-7]{56}\s*\Z",)),
+    (
+        "nkey",
+        "nkeys_seed",
+        (r"\A\s*SU[A-Z2-7]{56}\s*\Z",),
+        "does not hold a user's nkey seed (SU and 56 more characters) and nothing else, as the "
+        "files that `nk -gen user` makes",
+    ),
 )
 
 
@@ -69,12 +77,12 @@ class Address:
         if not self.tls:
             return None
         ca, certificate, key = self.tls_files
-        try:
-            context = ssl.create_default_context(cafile=ca)
-            if certificate is not None:
-                context.load_cert_chain(certificate, key)
-        except OSError as exc:
-            raise ConfigurationError(f"{self.shown}: tls_ca, tls_cert or tls_key: {exc}") from None
+        # With an authority of its own the system's are not trusted.
+        use_files(self.shown, lambda: ssl.create_default_context(cafile=ca), tls_ca=ca)
+        context = ssl.create_default_context(cafile=ca)
+        if certificate is not None:
+            load = partial(context.load_cert_chain, certificate, key, password="")
+            use_files(self.shown, load, tls_cert=certificate, tls_key=key)
         return context
 
     def login_options(self) -> dict[str, str]:
@@ -84,7 +92,7 @@ class Address:
             ConfigurationError: a file can't be used; the library might read it for ever.
         """
         options = dict(self.login)
-        for name, parameter, marks in SECRET_FILES:
+        for name, parameter, marks, words in SECRET_FILES:
             path = self.login.get(parameter)
             if path is None:
                 continue
@@ -94,10 +102,7 @@ class Address:
                 reason = exc.strerror if isinstance(exc, OSError) else "it is no text"
                 raise ConfigurationError(f"{self.shown}: {name} = {path!r}: {reason}") from None
             if not all(re.search(mark, text, re.MULTILINE) for mark in marks):
-                raise ConfigurationError(
-                    f"{self.shown}: {name} = {path!r} is no such file; `nsc generate` and "
-                    "`nk -gen user` make them"
-                )
+                raise ConfigurationError(f"{self.shown}: {name} = {path!r} {words}")
             if name == "nkey":  # older libraries stumble over the end of the line
                 del options[parameter]
                 options["nkeys_seed_str"] = text.strip()
@@ -188,7 +193,10 @@ def _host(shown: str, scheme: str, host: str) -> str:
     except ValueError:
         name, port = None, None
     if not name or any(char.isspace() for char in name):
-        raise ConfigurationError(f"{shown}: the host {host!r} can't be read; use host:port")
+        raise ConfigurationError(
+            f"{shown}: a host can't be read; use host:port with a port up to 65535, and ',' "
+            "between several"
+        )
     shown_name = f"[{name}]" if ":" in name else name
     return f"{scheme}://{shown_name}:{PORT if port is None else port}"
 
