@@ -123,6 +123,8 @@ def test_the_message_id_is_the_subject(
         ({"retention": "workqueue"}, "retention"),
         ({"subjects": ["other.>"]}, "subjects"),
         ({"no_ack": True}, "no_ack"),
+        ({"max_msg_size": 40}, "--max-msg-size=-1"),
+        ({"subject_transform": {"src": ">", "dest": "elsewhere.>"}}, "subject_transform"),
     ],
 )
 def test_a_stream_with_other_settings_is_refused(
@@ -158,6 +160,38 @@ def refused_stream(url: str, number: int, change: Any, named: str) -> None:
         open_backend(url, prefix=prefix)
     assert config["name"] in str(caught.value)
     assert config_of(url, config["name"]) == made
+
+
+@pytest.mark.parametrize(
+    ("keep", "told"), [(1_234_567.0, "1234567s"), (1_234_567.25, "1234567.25s")]
+)
+def test_a_long_window_is_told_as_a_tool_takes_it(
+    nats_server: Any, prefix: str, opened: Callable[..., NATSBackend], keep: float, told: str
+) -> None:
+    opened(nats_server.url(), prefix=prefix)
+    with pytest.raises(ConfigurationError, match=f"--max-age={told} --dupe-window={told}`"):
+        open_backend(nats_server.url(), prefix=prefix, keep=keep)
+
+
+@pytest.mark.parametrize(
+    ("number", "change", "told"),
+    [
+        (0, {"max_bytes": 500}, "maximum bytes exceeded; `nats stream edit {} --max-bytes=-1`"),
+        (0, {"max_msgs": 2}, "maximum messages exceeded; `nats stream edit {} --max-msgs=-1`"),
+        (1, {"max_bytes": 500, "discard": "new"}, "exceeded; `nats stream edit {} --max-bytes=-1`"),
+    ],
+)
+def test_a_stream_that_is_full_is_named_with_the_cure(
+    nats_server: Any, prefix: str, number: int, change: Any, told: str
+) -> None:
+    config = {**json.loads(blocks("json")[number].replace("cron", prefix)), **change}
+    operate(nats_server.url(), f"STREAM.CREATE.{config['name']}", config)
+    full = re.escape(f"the stream {config['name']!r} takes no message: ")
+    cure = re.escape(told.format(config["name"]))
+    with open_backend(nats_server.url(), prefix=prefix) as backend:
+        claims = [question(f"job {number}", backend.now() - 1000) for number in range(10)]
+        with pytest.raises(BackendError, match=f"{full}.*{cure}"):
+            backend.claim(claims)
 
 
 def test_the_cure_of_a_short_window_loses_nothing(

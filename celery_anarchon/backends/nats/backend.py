@@ -8,12 +8,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
-from celery_anarchon.backends.base import EARLY_TOLERANCE_MS, Backend, refuse_options
+from celery_anarchon.backends.base import EARLY_TOLERANCE_MS, Backend, refuse_options, told_seconds
 from celery_anarchon.backends.nats.address import address_of
 from celery_anarchon.backends.nats.client import Client, Question, Refused, Session, encoded
 from celery_anarchon.backends.nats.jobs import NO_MESSAGE, Jobs, Record, Won, body_of
 from celery_anarchon.backends.nats.names import Names
-from celery_anarchon.backends.nats.streams import Look, ensure, look, milliseconds_of, wanted
+from celery_anarchon.backends.nats.streams import (
+    Look,
+    ensure,
+    look,
+    milliseconds_of,
+    not_stored,
+    wanted,
+)
 from celery_anarchon.errors import Unsupported
 from celery_anarchon.types import Claim, JobState, Outcome, Run, StoreInfo, Traits, Verdict
 
@@ -51,7 +58,8 @@ class NATSBackend(Backend):
         self._names = Names(self.prefix)
         self._streams = wanted(self._names, self.keep, self.history, self._address.replicas)
         self._jobs = Jobs(self._names, self.history)
-        self._client = Client(self._address, self._ensure)
+        needed = self._names.permissions(self._address.api, self._address.inbox)
+        self._client = Client(self._address, self._ensure, needed)
 
     def claim(self, claims: Sequence[Claim]) -> list[Verdict]:
         if not claims:
@@ -172,8 +180,9 @@ class NATSBackend(Backend):
     def _untimely(self, claim: Claim, seen: Look) -> Verdict | None:
         if claim.keep * 1000 > seen.window:
             raise Unsupported(
-                f"{self._address.shown}: keep = {claim.keep:g} s is longer than the duplicate "
-                f"window of the stream {self._names.claims!r}, {seen.window / 1000:g} s"
+                f"{self._address.shown}: keep = {told_seconds(claim.keep)} s is longer than the "
+                f"duplicate window of the stream {self._names.claims!r}, "
+                f"{told_seconds(seen.window / 1000)} s"
             )
         if claim.slot > seen.now + EARLY_TOLERANCE_MS:
             return EARLY
@@ -191,7 +200,7 @@ class NATSBackend(Backend):
         taken = []
         for n, (claim, ack) in enumerate(zip(claims, acks, strict=True)):
             if isinstance(ack, Refused):
-                raise ack
+                raise not_stored(self._names.claims, ack)
             if ack.get("duplicate"):
                 taken.append((n, ack["seq"]))
             elif not _forgotten(claim, latest, clock.look.window):

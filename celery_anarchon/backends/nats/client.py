@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import random
+import re
 import time
 import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -70,12 +71,28 @@ class Refused(Exception):
         self.code = code
 
 
+class NotLetIn(Exception):
+    """The server refuses the login."""
+
+
 class Denied(Exception):
-    """The server denies the login, or a subject."""
+    """The server denies a subject."""
 
 
 class Lost(Exception):
     """The connection is gone; what was asked may or may not have been done."""
+
+
+class Waiting(NamedTuple):
+    """Who waits for an answer.
+
+    Attributes:
+        subject: what was asked.
+        settle: takes the answer.
+    """
+
+    subject: str
+    settle: Callable[[Any], None]
 
 
 class Session:
@@ -90,7 +107,7 @@ class Session:
     def __init__(self, address: Address) -> None:
         self._address = address
         self._numbers = itertools.count()
-        self._waiting: dict[str, Callable[[Any], None]] = {}
+        self._waiting: dict[str, Waiting] = {}
         self._pending: set[asyncio.Future[Any]] = set()
         self._client: Any = None
         self._inbox = ""
@@ -131,6 +148,7 @@ class Session:
         Raises:
             Lost: the connection is gone before all were answered.
             Denied: the server does not let this login ask.
+            NotLetIn: it does not take the login any more.
         """
         answers: list[Any] = []
         for start in range(0, len(questions), IN_FLIGHT):
@@ -162,7 +180,7 @@ class Session:
                 end.set_result(None)
 
         name = str(next(self._numbers))
-        self._waiting[name] = collect
+        self._waiting[name] = Waiting(question.subject, collect)
         self._expect(end)
         try:
             await self._publish(question, name)
@@ -211,11 +229,25 @@ class Session:
             ) from exc
 
     def _failed(self, exc: Exception) -> None:
-        text = str(exc).lower()
-        if "permissions violation" in text or "authorization" in text:
-            self._break(Denied(str(exc)))
+        denial = self._denial(exc)
+        if denial is not None:
+            self._break(denial)
         elif self._client is None or isinstance(exc, (OSError, errors.StaleConnectionError)):
             self._break(exc)
+
+    def _denial(self, exc: BaseException) -> Denied | NotLetIn | None:
+        text = str(exc)
+        if "permissions violation" in text.lower():
+            return Denied(self._spelled(text))
+        if re.search("authorization|authentication", text, re.IGNORECASE):
+            return NotLetIn(text)
+        return None
+
+    def _spelled(self, text: str) -> str:
+        """Return *text*, of which the library makes lower case, with its subject as it was."""
+        asked = {one.subject.lower(): one.subject for one in self._waiting.values()}
+        asked[f"{self._inbox}.*".lower()] = f"{self._inbox}.*"
+        return re.sub('(?<=")[^"]+', lambda found: asked.get(found[0], found[0]), text)
 
     def _break(self, exc: Exception) -> None:
         """End all waits with *exc*; the first is the one to be told."""
@@ -226,7 +258,7 @@ class Session:
 
     def _named(self) -> Exception:
         error = self._error
-        return error if isinstance(error, (Denied, Lost)) else Lost(str(error))
+        return error if isinstance(error, (Denied, NotLetIn, Lost)) else Lost(str(error))
 
     def _fail(self, exc: BaseException) -> NoReturn:
         """Raise why there is no connection; the library often says less than it was told."""
@@ -234,9 +266,7 @@ class Session:
             exc = self._error
         if isinstance(exc, asyncio.TimeoutError):
             raise Hanging from None
-        if isinstance(exc, Denied) or "authorization" in str(exc).lower():
-            raise Denied(str(exc)) from None
-        raise Lost(str(exc)) from None
+        raise self._denial(exc) or Lost(str(exc)) from None
 
     def _expect(self, future: asyncio.Future[Any]) -> None:
         self._pending.add(future)
@@ -252,7 +282,7 @@ class Session:
             if not future.done():
                 future.set_result(message)
 
-        self._waiting[name] = settle
+        self._waiting[name] = Waiting(question.subject, settle)
         future.add_done_callback(lambda _: self._waiting.pop(name, None))
         self._expect(future)
         try:
@@ -275,7 +305,7 @@ class Session:
     async def _answered(self, message: Any) -> None:
         waiting = self._waiting.get(message.subject.rpartition(".")[2])
         if waiting is not None:
-            waiting(message)
+            waiting.settle(message)
 
 
 def _told(answer: Any) -> Any:
@@ -304,13 +334,18 @@ class Client:
 
     Arguments:
         prepare: what is done first on every connection.
+        needed: the permissions that a user needs, in words.
     """
 
     def __init__(
-        self, address: Address, prepare: Callable[[Session], Coroutine[Any, Any, None]]
+        self,
+        address: Address,
+        prepare: Callable[[Session], Coroutine[Any, Any, None]],
+        needed: str,
     ) -> None:
         self._address = address
         self._prepare = prepare
+        self._needed = needed
         self._thread: LoopThread | None = None
         self._session: Session | None = None
         self._inherited: list[Any] = []
@@ -339,7 +374,7 @@ class Client:
                 if not (connected and left) or self._closings != closings:
                     self._refuse(exc)
                 connected = False
-            except (Hanging, Ended, Denied, Refused) as exc:
+            except (Hanging, Ended, Denied, NotLetIn, Refused) as exc:
                 if not isinstance(exc, Refused):
                     self._drop()
                 self._refuse(exc)
@@ -347,7 +382,7 @@ class Client:
                 self._drop()
                 if connected or not self.worked:
                     raise
-                # It has worked before: beat is not to end because of what somebody changes now.
+                # As with a permission that is taken away.
                 raise BackendError(str(exc)) from None
             except BaseException:
                 self._drop()
@@ -397,6 +432,14 @@ class Client:
             raise BackendError(f"{shown}: no answer within {CALL_SECONDS:g} s") from None
         if isinstance(exc, Ended):
             raise BackendError(f"{shown}: closed in the middle of a call") from None
-        final = isinstance(exc, Denied) and not self.worked
-        error: type[AnarchonError] = ConfigurationError if final else BackendError
-        raise error(f"{shown}: {self._address.scrub(str(exc))}") from None
+        text = self._address.scrub(str(exc))
+        if isinstance(exc, NotLetIn):
+            raise BackendError(
+                f"{shown}: the server refuses the login ({text}); set the user and password, "
+                "token, nkey or credentials that it knows"
+            ) from None
+        if isinstance(exc, Denied):
+            # It has worked before: beat is not to end because of what somebody changes now.
+            error: type[AnarchonError] = BackendError if self.worked else ConfigurationError
+            raise error(f"{shown}: {text}; {self._needed}") from None
+        raise BackendError(f"{shown}: {text}") from None

@@ -16,7 +16,7 @@ from typing import Any
 from celery_anarchon.backends.base import EARLY_TOLERANCE_MS
 from celery_anarchon.backends.nats.client import Question, Refused, Session, encoded
 from celery_anarchon.backends.nats.names import Names
-from celery_anarchon.backends.nats.streams import milliseconds_of
+from celery_anarchon.backends.nats.streams import milliseconds_of, not_stored
 from celery_anarchon.types import Run, RunState
 
 __all__ = ("Jobs", "Record", "body_of")
@@ -132,7 +132,7 @@ class Jobs:
                 self._known[job] = answer["seq"], replace(record, runs=())
                 written.add(job)
             elif answer.code not in WRONG_LAST:
-                raise answer
+                raise not_stored(self._names.jobs, answer)
         return written
 
     def _question(self, job: str, record: Record) -> Question:

@@ -48,3 +48,21 @@ class Names:
     def job(self, job: str) -> str:
         """Return the subject of a job."""
         return f"{self._prefix}.jobs.{token(job)}"
+
+    def permissions(self, api: str, inbox: str) -> str:
+        """Return in words what a user must be allowed, as ``docs/how-to/nats.md`` lists it.
+
+        Arguments:
+            api: what the subjects of the JetStream API begin with.
+            inbox: what the subjects of replies begin with.
+        """
+        streams = (self.claims, self.jobs)
+        publish = [self.claims_subjects, self.jobs_subjects]
+        publish += [f"{api}.STREAM.INFO.{name}" for name in streams]
+        publish += [f"{api}.STREAM.MSG.GET.{name}" for name in streams]
+        publish.append(f"{api}.DIRECT.GET.{self.jobs}")
+        create = [f"{api}.STREAM.CREATE.{name}" for name in streams]
+        return (
+            f"claims need: publish to {', '.join(publish)}, and to {' and '.join(create)} where no "
+            f"operator makes the streams; subscribe to {inbox}.>"
+        )

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
+from celery_anarchon.backends.base import told_seconds
 from celery_anarchon.backends.nats.client import Refused, Session
 from celery_anarchon.backends.nats.names import Names
 from celery_anarchon.errors import ConfigurationError, Unsupported
 
-__all__ = ("Look", "Wanted", "ensure", "look", "milliseconds_of", "wanted")
+__all__ = ("Look", "Wanted", "ensure", "look", "milliseconds_of", "not_stored", "wanted")
 
 SECOND = 1_000_000_000  # in the unit of JetStream's durations
 
@@ -27,6 +28,16 @@ OTHER_STREAM = 10058
 OVERLAP = 10065
 #: It can't be made: resources, replicas, limits of the account.
 CAN_NOT_MAKE = {10005, 10023, 10025, 10026, 10027, 10028, 10047, 10049, 10052, 10074, 10113}
+
+#: A limit below this could be too low for a message about a job, bytes.
+LEAST_MAX_MSG_SIZE = 131_072
+#: What the server says of a message that a stream does not take → the option of its cure.
+LIMITS = {
+    "maximum bytes exceeded": "max-bytes",
+    "maximum messages exceeded": "max-msgs",
+    "maximum messages per subject exceeded": "max-msgs-per-subject",
+    "message size exceeds maximum allowed": "max-msg-size",
+}
 
 
 class Look(NamedTuple):
@@ -148,6 +159,17 @@ async def look(session: Session, streams: Wanted, shown: str) -> Look:
     return Look(milliseconds_of(info["ts"]), config["duplicate_window"] // 1_000_000)
 
 
+def not_stored(name: str, refused: Refused) -> Refused:
+    """Return *refused*, of a message to the stream *name*, with the stream and the cure."""
+    option = LIMITS.get(str(refused))
+    cure = (
+        f"`nats stream edit {name} --{option}=-1` takes its limit away"
+        if option
+        else "see the limits of the stream, of the account and of the disk"
+    )
+    return Refused(refused.code, f"the stream {name!r} takes no message: {refused}; {cure}")
+
+
 def _problems(want: Mapping[str, Any], has: Mapping[str, Any]) -> list[str]:
     """Return what of a stream's settings claims can't hold on, with the cure of each."""
     name, found = want["name"], []
@@ -164,6 +186,13 @@ def _problems(want: Mapping[str, Any], has: Mapping[str, Any]) -> list[str]:
     must(not has.get("mirror") and not has.get("sources"), "mirror, sources", "absent", anew)
     must(not has.get("sealed"), "sealed", "false", anew)
     must(not has.get("no_ack"), "no_ack", "false", f"{edit} --ack`")
+    must(not has.get("subject_transform"), "subject_transform", "absent", anew)
+    must(
+        not 0 < has.get("max_msg_size", -1) < LEAST_MAX_MSG_SIZE,
+        "max_msg_size",
+        f"-1, or {LEAST_MAX_MSG_SIZE} or more",
+        f"{edit} --max-msg-size=-1`",
+    )
     copies = want["num_replicas"]
     must(
         has["num_replicas"] >= copies,
@@ -182,14 +211,18 @@ def _problems(want: Mapping[str, Any], has: Mapping[str, Any]) -> list[str]:
 def _window_problems(want: Mapping[str, Any], has: Mapping[str, Any]) -> list[str]:
     name, window, found = want["name"], has["duplicate_window"], []
     edit = f"`nats stream edit {name}"
-    keep = f"{want['duplicate_window'] / SECOND:g}s"
-    if window < want["duplicate_window"]:
+    needed, told = want["duplicate_window"], told_seconds(window / SECOND)
+    if window < needed:
+        keep = told_seconds(needed / SECOND)
         found.append(
-            f"duplicate_window = {window / SECOND:g} s is shorter than keep ({edit} "
-            f"--max-age={keep} --dupe-window={keep}`, or lower anarchon_keep)"
+            f"duplicate_window = {told} s is shorter than keep ({edit} --max-age={keep}s "
+            f"--dupe-window={keep}s`, or lower anarchon_keep)"
         )
     if 0 < has["max_age"] < window:
-        found.append(f"max_age = {has['max_age'] / SECOND:g} s is shorter than duplicate_window")
+        found.append(
+            f"max_age = {told_seconds(has['max_age'] / SECOND)} s is shorter than duplicate_window "
+            f"({edit} --max-age={told}s`)"
+        )
     limits = {"max_msgs", "max_bytes"} if has["discard"] == "old" else set()
     for limit in sorted(limit for limit in limits if has.get(limit, -1) > 0):
         found.append(
