@@ -117,9 +117,7 @@ class MemoryBackend(Backend):
     def _at_now(self) -> Ledger:
         self._ledger.now = self.now()
         self._ledger.replica = self.instance
-        self._ledger.touched_jobs.clear()
-        self._ledger.touched_runs.clear()
-        self._ledger.new_rows.clear()
+        self._ledger.forget_changes()
         return self._ledger
 
     def _prune(self, job: JobRow) -> None:

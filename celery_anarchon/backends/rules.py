@@ -137,7 +137,10 @@ class Ledger:
         runs: job name → slot → row; all live runs of a job must be there where a claim says
             ``overlap="skip"``.
         touched_jobs, touched_runs: what has to be written back.
-        new_rows: those of the touched runs whose whole row is new; no worker has begun them.
+        registered: jobs whose schedule has to be written back too.
+        new_rows: those of the touched runs whose whole row is new: claimed by *replica* at *now*,
+            and no worker has begun them.
+        replaced: those of the new rows in whose place there was another.
     """
 
     now: int
@@ -146,7 +149,17 @@ class Ledger:
     runs: dict[str, dict[int, RunRow]] = field(default_factory=lambda: defaultdict(dict))
     touched_jobs: set[str] = field(default_factory=set)
     touched_runs: set[tuple[str, int]] = field(default_factory=set)
+    registered: set[str] = field(default_factory=set)
     new_rows: set[tuple[str, int]] = field(default_factory=set)
+    replaced: set[tuple[str, int]] = field(default_factory=set)
+
+    def forget_changes(self) -> None:
+        """Have nothing to be written back."""
+        self.touched_jobs.clear()
+        self.registered.clear()
+        self.touched_runs.clear()
+        self.new_rows.clear()
+        self.replaced.clear()
 
     def add(self, runs: Iterable[RunRow]) -> None:
         """Let the ledger know *runs*, as loaded from the store."""
@@ -230,7 +243,7 @@ class Ledger:
             row.first_seen = self.now if row.first_seen is None else row.first_seen
             row.since = self.now
             row.fingerprint = fingerprint
-            self.touched_jobs.add(job)
+            self.registered.add(job)
         return JobState(row.first_seen, row.since, row.last_slot)
 
     def expired(self, limit: int) -> list[Run]:
@@ -310,8 +323,10 @@ class Ledger:
             claimed=self.now,
             finished=None if state in LIVE else self.now,
         )
-        self.runs[claim.job][claim.slot] = run
-        key = (claim.job, claim.slot)
+        runs, key = self.runs[claim.job], (claim.job, claim.slot)
+        if claim.slot in runs:
+            self.replaced.add(key)
+        runs[claim.slot] = run
         self.touched_runs.add(key)
         self.new_rows.add(key)
 

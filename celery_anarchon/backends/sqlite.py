@@ -32,6 +32,7 @@ from celery_anarchon.backends.tables import (
     progress_values,
     run_row,
     statements,
+    stored,
     table_prefix,
 )
 from celery_anarchon.errors import AnarchonError, BackendError, ConfigurationError, Unsupported
@@ -226,14 +227,15 @@ class SQLiteBackend(TablesBackend):
     def _write(self, db: sqlite3.Connection, ledger: Ledger, prune: list[str]) -> None:
         new = [new_run_values(ledger.runs[job][slot]) for job, slot in ledger.new_rows]
         if new:
-            db.execute(self._sql["write_new_runs"], (json.dumps(new),))
+            values = (json.dumps(new), stored(ledger.replica), ledger.now)
+            db.execute(self._sql["write_new_runs"], values)
         old = ledger.touched_runs - ledger.new_rows
         progress = [progress_values(ledger.runs[job][slot]) for job, slot in old]
         if progress:
             db.execute(self._sql["write_progress"], (json.dumps(progress),))
         if prune:
             self._prune(db, ledger, prune)
-        jobs = [job_values(ledger.jobs[job]) for job in ledger.touched_jobs]
+        jobs = [job_values(ledger.jobs[job]) for job in ledger.touched_jobs | ledger.registered]
         if jobs:
             db.execute(self._sql["write_jobs"], (json.dumps(jobs),))
 

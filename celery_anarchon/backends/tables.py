@@ -62,10 +62,11 @@ JOB_COLUMNS = (
     *("job", "name", "first_seen", "since", "fingerprint", "last_slot", "floor", "wins"),
     "confirmed",
 )
-#: The columns of a run that is written anew; the rest tell of a worker, and it has none yet.
+#: What tells the new rows of a call apart: all were claimed by one replica at one instant, and no
+#: worker has begun any of them.
 NEW_RUN_COLUMNS = (
     *("job", "slot", "state", "attempt", "token", "lease_until", "attempts", "late_at"),
-    *("forget_at", "replica", "claimed", "finished"),
+    *("forget_at", "finished"),
 )
 #: The columns that change in the course of an attempt, after those that say of which run.
 PROGRESS_COLUMNS = (
@@ -196,8 +197,6 @@ def new_run_values(run: RunRow) -> tuple[Any, ...]:
         bounded(run.attempts),
         bounded(run.late_at),
         bounded(run.forget_at),
-        stored(run.replica),
-        run.claimed,
         run.finished,
     )
 
@@ -322,7 +321,7 @@ class TablesBackend(Backend):
     def register(self, fingerprints: Mapping[str, str]) -> dict[str, JobState]:
         known = Ledger(0, jobs=self._read_jobs(fingerprints))
         states = {job: known.register(job, text) for job, text in fingerprints.items()}
-        changed = known.touched_jobs
+        changed = known.registered
         if changed:
             states |= self._decide(
                 Question(jobs=tuple(changed), creates=True),

@@ -118,7 +118,7 @@ def test_what_a_claim_touches_is_written_back() -> None:
     ledger.claim(mine)
     ledger.claim(early)
     assert ledger.touched_jobs == {"job"}
-    assert ledger.touched_runs == {("job", NOW)}
+    assert ledger.touched_runs == ledger.new_rows == {("job", NOW)}
     for act in (
         lambda: ledger.renew(mine, 60.0),
         lambda: ledger.claim(mine),
@@ -135,6 +135,8 @@ def test_what_a_claim_touches_is_written_back() -> None:
 def test_what_changes_nothing_touches_nothing() -> None:
     ledger = ledger_with(question())
     ledger.register("job", "hourly")
+    assert ledger.registered == {"job"}
+    ledger.registered.clear()
     ledger.touched_jobs.clear()
     ledger.touched_runs.clear()
     stranger = question(token="other")
@@ -144,6 +146,7 @@ def test_what_changes_nothing_touches_nothing() -> None:
     ledger.register("job", "hourly")
     ledger.expired(9)
     assert (ledger.touched_jobs, ledger.touched_runs) == (set(), set())
+    assert ledger.registered == set()
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ from celery_anarchon.backends.tables import (
     due_for_pruning,
     job_key,
     job_row,
-    job_values,
     named_runs,
     new_run_values,
     progress_values,
@@ -131,7 +130,7 @@ class PostgreSQLBackend(TablesBackend):
             ledger = self._begin(link, question)
             wins = {name: row.wins for name, row in ledger.jobs.items()}
             answer = decide(ledger, unsure)
-            if ledger.touched_jobs or ledger.touched_runs:
+            if ledger.registered or ledger.touched_jobs or ledger.touched_runs:
                 unsure = ledger
             self._commit(link, ledger, due_for_pruning(ledger, wins))
             return answer
@@ -177,9 +176,10 @@ class PostgreSQLBackend(TablesBackend):
     def _commit(self, link: Link, ledger: Ledger, prune: Sequence[str]) -> None:
         """Write what *ledger* touched, and commit: one round trip."""
         sql: list[str] = []
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = {"now": ledger.now, "replica": stored(ledger.replica)}
 
         def write(what: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+            """Write *rows* of *columns* by the statement for *what*."""
             if rows:
                 sql.append(self._sql[f"write_{what}"])
                 names = [f"{what}_{column}" for column in columns]
@@ -187,14 +187,25 @@ class PostgreSQLBackend(TablesBackend):
 
         jobs, runs = ledger.jobs, ledger.runs
         new, old = ledger.new_rows, ledger.touched_runs - ledger.new_rows
-        write("jobs", JOB_COLUMNS, [job_values(jobs[job]) for job in ledger.touched_jobs])
+        registered = [jobs[job] for job in ledger.registered]
+        touched = [jobs[job] for job in ledger.touched_jobs]
+        write(
+            "schedules",
+            ("job", "first_seen", "since", "fingerprint"),
+            [(job_key(r.job), r.first_seen, r.since, stored(r.fingerprint)) for r in registered],
+        )
+        write(
+            "jobs",
+            ("job", "last_slot", "wins", "confirmed"),
+            [(job_key(row.job), row.last_slot, row.wins, row.confirmed) for row in touched],
+        )
+        write("replaced", ("job", "slot"), [(job_key(job), slot) for job, slot in ledger.replaced])
         write("new", NEW_RUN_COLUMNS, [new_run_values(runs[job][slot]) for job, slot in new])
         write("old", PROGRESS_COLUMNS, [progress_values(runs[job][slot]) for job, slot in old])
         if prune:
             sql.append(self._sql["prune"])
             values |= {
                 "prune": _array(map(job_key, prune)),
-                "now": ledger.now,
                 "offset": max(self.history, 1) - 1,
                 "step": PRUNE_STEP,
             }

@@ -162,31 +162,39 @@ JOIN {runs} AS r ON r.job = k.job COLLATE "C" AND r.slot = k.slot;
 -- name: load_alive (alive) → the columns of the runs that are alive
 SELECT * FROM {runs} WHERE job = ANY (%(alive)s::text[]) AND state IN ('running', 'queued');
 
--- name: write_jobs (jobs_*: the columns)
+-- name: write_schedules (schedules_*: the columns)
 UPDATE {jobs} AS j
-SET first_seen = k.first_seen, since = k.since, fingerprint = k.fingerprint,
-    last_slot = k.last_slot, floor = k.floor, wins = k.wins, confirmed = k.confirmed
+SET first_seen = k.first_seen, since = k.since, fingerprint = k.fingerprint
 FROM unnest(
-    %(jobs_job)s::text[], %(jobs_first_seen)s::bigint[], %(jobs_since)s::bigint[],
-    %(jobs_fingerprint)s::text[], %(jobs_last_slot)s::bigint[], %(jobs_floor)s::bigint[],
-    %(jobs_wins)s::bigint[], %(jobs_confirmed)s::bigint[]
-) AS k (job, first_seen, since, fingerprint, last_slot, floor, wins, confirmed)
+    %(schedules_job)s::text[], %(schedules_first_seen)s::bigint[],
+    %(schedules_since)s::bigint[], %(schedules_fingerprint)s::text[]
+) AS k (job, first_seen, since, fingerprint)
 WHERE j.job = k.job COLLATE "C";
 
--- name: write_new (new_*: the columns up to finished)
+-- name: write_jobs (jobs_*: the columns)
+UPDATE {jobs} AS j SET last_slot = k.last_slot, wins = k.wins, confirmed = k.confirmed
+FROM unnest(
+    %(jobs_job)s::text[], %(jobs_last_slot)s::bigint[], %(jobs_wins)s::bigint[],
+    %(jobs_confirmed)s::bigint[]
+) AS k (job, last_slot, wins, confirmed)
+WHERE j.job = k.job COLLATE "C";
+
+-- name: write_replaced (replaced_*: job, slot): write_new follows
+DELETE FROM {runs} AS r
+USING unnest(%(replaced_job)s::text[], %(replaced_slot)s::bigint[]) AS k (job, slot)
+WHERE r.job = k.job COLLATE "C" AND r.slot = k.slot;
+
+-- name: write_new (new_*: the columns; replica; now)
 INSERT INTO {runs}
-SELECT k.*, '', NULL, 0, '' FROM unnest(
+SELECT k.job, k.slot, k.state, k.attempt, k.token, k.lease_until, k.attempts, k.late_at,
+       k.forget_at, %(replica)s, %(now)s, k.finished, '', NULL, 0, ''
+FROM unnest(
     %(new_job)s::text[], %(new_slot)s::bigint[], %(new_state)s::text[], %(new_attempt)s::bigint[],
     %(new_token)s::text[], %(new_lease_until)s::bigint[], %(new_attempts)s::bigint[],
-    %(new_late_at)s::bigint[], %(new_forget_at)s::bigint[], %(new_replica)s::text[],
-    %(new_claimed)s::bigint[], %(new_finished)s::bigint[]
-) AS k
-ON CONFLICT (job, slot) DO UPDATE
-SET state = excluded.state, attempt = excluded.attempt, token = excluded.token,
-    lease_until = excluded.lease_until, attempts = excluded.attempts,
-    late_at = excluded.late_at, forget_at = excluded.forget_at, replica = excluded.replica,
-    claimed = excluded.claimed, finished = excluded.finished, worker = excluded.worker,
-    started = excluded.started, leg = excluded.leg, mark = excluded.mark;
+    %(new_late_at)s::bigint[], %(new_forget_at)s::bigint[], %(new_finished)s::bigint[]
+) AS k (
+    job, slot, state, attempt, token, lease_until, attempts, late_at, forget_at, finished
+);
 
 -- name: write_old (old_*: the columns that change in the course of an attempt)
 UPDATE {runs} AS r

@@ -107,13 +107,12 @@ SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(va
        json_extract(value, '$[6]'), json_extract(value, '$[7]'), json_extract(value, '$[8]')
 FROM json_each(?1);
 
--- name: write_new_runs (1: [[column up to finished, …], …])
+-- name: write_new_runs (1: [[column up to forget_at, finished], …]; 2: replica; 3: now)
 INSERT OR REPLACE INTO {runs}
 SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
        json_extract(value, '$[3]'), json_extract(value, '$[4]'), json_extract(value, '$[5]'),
        json_extract(value, '$[6]'), json_extract(value, '$[7]'), json_extract(value, '$[8]'),
-       json_extract(value, '$[9]'), json_extract(value, '$[10]'), json_extract(value, '$[11]'),
-       '', NULL, 0, ''
+       ?2, ?3, json_extract(value, '$[9]'), '', NULL, 0, ''
 FROM json_each(?1);
 
 -- name: write_progress (1: [[job, slot, state, lease_until, finished, worker, started, leg, mark], …])
