@@ -85,15 +85,20 @@ def plot(path: Path, found: dict[str, dict[int, Cost]]) -> None:
     # The same figures make the same file.
     matplotlib.rcParams.update({"svg.hashsalt": "startup", "svg.fonttype": "none"})
     figure = Figure(figsize=(11, 3.6), layout="constrained")
-    panels: dict[str, Callable[[Cost], float]] = {
-        "start without the project, seconds": lambda one: one.start,
-        "resident memory, MiB": lambda one: one.memory / 2**20,
-        "CPU for each run, ms": lambda one: one.run * 1000,
+    # Memory spans less than two powers of ten.
+    panels: dict[str, tuple[int, Callable[[Cost], float]]] = {
+        "start without the project, seconds": (10, lambda one: one.start),
+        "resident memory, MiB": (2, lambda one: one.memory / 2**20),
+        "CPU for each run, ms": (10, lambda one: one.run * 1000),
     }
-    for axes, (title, value) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+    for axes, title in zip(figure.subplots(1, len(panels)), panels, strict=True):
+        base, value = panels[title]
         for kind, costs in found.items():
             axes.plot(list(costs), [value(one) for one in costs.values()], marker="o", label=kind)
-        axes.set(title=title, xlabel="entries", xscale="log", yscale="log")
+        axes.set(title=title, xlabel="entries", xscale="log")
+        axes.set_yscale("log", base=base)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter("{x:,g}")
         axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     figure.savefig(path, format="svg", metadata={"Date": None})
