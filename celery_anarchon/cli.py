@@ -26,6 +26,10 @@ __all__ = ("anarchon",)
 #: it: slots become due by the store's clock.
 CLOCK_OFF = 5.0
 
+CLAIMS_ONLY = (
+    "this store knows of claims, not of ends; running says that a run was claimed, and no more"
+)
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -103,7 +107,7 @@ def _told_store(scheduler: AnarchonScheduler, problems: list[str]) -> dict[str, 
     from celery_anarchon.capacity import too_many_slots
     from celery_anarchon.clock import StoreClock
 
-    with scheduler.open_backend() as backend:
+    with scheduler.settings.naming_url(), scheduler.open_backend() as backend:
         told: dict[str, Any] = {
             "guarantee": backend.traits.guarantee,
             "atomic_step": backend.traits.atomic_step,
@@ -120,8 +124,9 @@ def _told_store(scheduler: AnarchonScheduler, problems: list[str]) -> dict[str, 
     problems.extend(info.warnings)
     many = too_many_slots(scheduler.jobs.values(), backend.traits, clock.now())
     problems.extend([] if many is None else [many])
-    offset = clock.offset / 1000
-    if abs(offset) > CLOCK_OFF:
+    # Where the store has no clock there is nothing to be off from.
+    offset = clock.offset / 1000 if backend.traits.own_clock else None
+    if offset is not None and abs(offset) > CLOCK_OFF:
         problems.append(
             f"this host's clock is {abs(offset):.1f} s "
             f"{'behind' if offset > 0 else 'ahead of'} the store's; slots follow the store's"
@@ -141,7 +146,9 @@ def _check_lines(report: dict[str, Any]) -> Iterable[str]:
     if "store" in report:
         store = report["store"]
         yield f"{'store':<19} {store['kind']} {store['version']}"
-        yield f"{'clock offset':<19} {report['clock_offset']:+.3f} s"
+        offset = report["clock_offset"]
+        told = "none: the host's clock counts" if offset is None else f"{offset:+.3f} s"
+        yield f"{'clock offset':<19} {told}"
     for name in ("guarantee", "atomic_step", "remembers", "crash_between_claim_and_publish"):
         if name in report:
             yield f"{name.replace('_', ' ')}: {report[name]}"
@@ -266,10 +273,16 @@ def runs(ctx: click.Context, job_name: str | None, limit: int, as_json: bool) ->
     """Show the latest runs, latest slot first, as the store's history tells them."""
     try:
         settings = _scheduler(ctx).settings
-        with settings.open_backend() as backend:
+        with settings.naming_url(), settings.open_backend() as backend:
             found = backend.runs(job_name, limit)
     except AnarchonError as exc:
         raise click.ClickException(str(exc)) from exc
+    if not found and not backend.traits.remembers_jobs:
+        raise click.ClickException(
+            f"{blot(backend.url)}: this store keeps no history; beat's log tells of its own runs"
+        )
+    if found and not backend.traits.leases:
+        click.echo(f"{blot(backend.url)}: {CLAIMS_ONLY}", err=True)
     told = [_told_run(run, settings.prefix) for run in found]
     _show(told, as_json, lambda: _run_lines(told))
 
