@@ -309,7 +309,9 @@ class AnarchonScheduler(BrokerPostman, Scheduler):
         now = self._clock.now()
         if now < self._last_now - TURNED_BACK:
             back = (self._last_now - now) / 1000
-            logger.warning("anarchon: the store's clock went back by %.1f s.", back)
+            stores = self._backend is not None and self._backend.traits.own_clock
+            whose = "store's" if stores else "host's"
+            logger.warning("anarchon: the %s clock went back by %.1f s.", whose, back)
             self._agenda.turn_back(now)
             self._patrol_at = now
         self._last_now = now

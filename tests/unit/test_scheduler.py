@@ -11,6 +11,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from queue import Empty
 from typing import Any
@@ -531,6 +532,19 @@ def test_a_chain_needs_a_store_that_remembers(make: Any) -> None:
     backend.traits = dataclasses.replace(backend.traits, remembers_jobs=False)
     with pytest.raises(ConfigurationError, match=r"beat_schedule\['job'\].*at_or_before"):
         replica.scheduler._check_chain(replica.scheduler.jobs["job"], backend)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_whose_clock_went_back_is_told(
+    make: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    replica = make({}).start()
+    replica.scheduler.tick()
+    store = type(replica.scheduler._backend)
+    monkeypatch.setattr(store, "traits", replace(store.traits, own_clock=own))
+    replica.scheduler._last_now += 29_000
+    replica.scheduler.tick()
+    assert f"the {'store' if own else 'host'}'s clock went back by 2" in caplog.text
 
 
 def test_close_twice_and_before_the_first_tick(make: Any) -> None:
