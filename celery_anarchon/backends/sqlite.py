@@ -225,17 +225,19 @@ class SQLiteBackend(TablesBackend):
         return self._call(transaction)
 
     def _write(self, db: sqlite3.Connection, ledger: Ledger, prune: list[str]) -> None:
-        new = [new_run_values(ledger.runs[job][slot]) for job, slot in ledger.new_rows]
+        # Sorted, as the index is: then one row lies near the one before.
+        new = [new_run_values(ledger.runs[job][slot]) for job, slot in sorted(ledger.new_rows)]
         if new:
             values = (json.dumps(new), stored(ledger.replica), ledger.now)
             db.execute(self._sql["write_new_runs"], values)
-        old = ledger.touched_runs - ledger.new_rows
+        old = sorted(ledger.touched_runs - ledger.new_rows)
         progress = [progress_values(ledger.runs[job][slot]) for job, slot in old]
         if progress:
             db.execute(self._sql["write_progress"], (json.dumps(progress),))
         if prune:
             self._prune(db, ledger, prune)
-        jobs = [job_values(ledger.jobs[job]) for job in ledger.touched_jobs | ledger.registered]
+        touched = sorted(ledger.touched_jobs | ledger.registered)
+        jobs = [job_values(ledger.jobs[job]) for job in touched]
         if jobs:
             db.execute(self._sql["write_jobs"], (json.dumps(jobs),))
 

@@ -186,9 +186,10 @@ class PostgreSQLBackend(TablesBackend):
                 values.update(zip(names, map(_array, zip(*rows, strict=True)), strict=True))
 
         jobs, runs = ledger.jobs, ledger.runs
-        new, old = ledger.new_rows, ledger.touched_runs - ledger.new_rows
-        registered = [jobs[job] for job in ledger.registered]
-        touched = [jobs[job] for job in ledger.touched_jobs]
+        # Sorted, as the index is: then one row lies near the one before.
+        new, old = sorted(ledger.new_rows), sorted(ledger.touched_runs - ledger.new_rows)
+        registered = [jobs[job] for job in sorted(ledger.registered)]
+        touched = [jobs[job] for job in sorted(ledger.touched_jobs)]
         write(
             "schedules",
             ("job", "first_seen", "since", "fingerprint"),
