@@ -391,6 +391,12 @@ def test_another_stream_has_the_subjects(nats_server: Any, prefix: str) -> None:
         open_backend(nats_server.url(), prefix=prefix)
 
 
+def test_its_port_in_the_url_of_a_rabbitmq(nats_server: Any) -> None:
+    for _ in range(5):  # it depends on who is faster
+        with pytest.raises(BackendError, match="is it a broker that listens there"):
+            open_backend(f"amqp://127.0.0.1:{nats_server.port}")
+
+
 def test_a_server_of_several_is_away(nats_server: Any, prefix: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         away = f"127.0.0.1:{taken.getsockname()[1]}"

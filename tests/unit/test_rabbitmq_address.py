@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import socket
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from celery_anarchon import ConfigurationError
+from celery_anarchon import BackendError, ConfigurationError, open_backend
 from celery_anarchon.backends.rabbitmq.address import Address
 from celery_anarchon.settings import read_settings
+from tests.servers.base import free_port
 from tests.servers.tls import make_certificate
 from tests.unit.test_settings import app_of
 
@@ -59,3 +63,28 @@ def test_options_of_tls_that_can_be(tmp_path: Path) -> None:
     made = make_certificate(tmp_path)
     query = f"ssl_ca_certs={made.certificate}&ssl_certfile={made.certificate}"
     Address(f"amqps://h?{query}&ssl_keyfile={made.key}&ssl_ciphers=ECDHE").connection()
+
+
+@pytest.mark.parametrize(
+    "greeting", [b"", b"220 mail.example\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n"]
+)
+def test_a_server_that_speaks_otherwise(greeting: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    connection.sendall(greeting)
+                    connection.close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        with pytest.raises(BackendError, match="is it a broker that listens there"):
+            open_backend(f"amqp://127.0.0.1:{listener.getsockname()[1]}")
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_port_where_nothing_listens() -> None:
+    with pytest.raises(BackendError) as caught:
+        open_backend(f"amqp://127.0.0.1:{free_port()}")
+    assert "is it a broker" not in str(caught.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ssl
 from collections.abc import Mapping
 from functools import partial
@@ -9,6 +10,8 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
 import kombu
+from amqp.exceptions import UnexpectedFrame
+from kombu.exceptions import OperationalError
 
 from celery_anarchon.backends.base import blot, use_files
 from celery_anarchon.errors import ConfigurationError
@@ -33,6 +36,9 @@ REQUIREMENTS = {
     "none": ssl.CERT_NONE,
 }
 
+#: Errors where the server ends the connection while it is made; py-amqp's own has no number.
+HANGS_UP = {None, errno.EINVAL, errno.ECONNRESET, errno.EPIPE}
+
 
 class Address:
     """One broker, or several hosts of one that are tried in turn.
@@ -56,12 +62,37 @@ class Address:
 
     def connection(self) -> kombu.Connection:
         """Return a connection that is not yet open."""
-        return kombu.Connection(
+        return _Connection(
             ";".join(self._urls),
             ssl=self._tls,
             connect_timeout=CONNECT_TIMEOUT,
             transport_options={"read_timeout": CONNECT_TIMEOUT, "write_timeout": CONNECT_TIMEOUT},
         )
+
+
+class _Connection(kombu.Connection):  # type: ignore[misc]
+    """A connection that says so where what listens there may be no broker."""
+
+    def ensure_connection(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().ensure_connection(*args, **options)
+        except OperationalError as exc:
+            if _speaks_otherwise(exc.__cause__):
+                raise OperationalError(
+                    f"{exc}; is it a broker that listens there, and does it speak AMQP?"
+                ) from exc
+            raise
+
+
+def _speaks_otherwise(error: BaseException | None) -> bool:
+    """Whether *error* is what a server causes that does not speak AMQP.
+
+    It speaks first, by which py-amqp's options of the socket become invalid, or hangs up.
+    """
+    if isinstance(error, (TimeoutError, ssl.SSLError)):
+        return False
+    told = isinstance(error, OSError) and error.errno in HANGS_UP
+    return told or isinstance(error, UnexpectedFrame)
 
 
 def _parts(url: str, one: str) -> SplitResult:
