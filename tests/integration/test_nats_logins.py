@@ -20,6 +20,8 @@ from celery_anarchon.backends import backend_class
 from celery_anarchon.backends.nats.address import address_of
 from celery_anarchon.backends.nats.names import token
 from celery_anarchon.contract import ODD_NAMES
+from tests.integration.project import Project
+from tests.processes import Processes
 from tests.servers.nats import NATS, operate
 from tests.servers.tls import make_certificate
 
@@ -185,6 +187,7 @@ def test_a_credentials_file(tmp_path: Path) -> None:
         assert f"credentials = '{credentials}' does not hold a user's JWT" in text
 
 
+@pytest.mark.server("nats")
 def test_a_login_that_is_set_right_is_taken() -> None:
     """Beat goes on trying, and needs no start."""
     server = NATS(login=("beat", "s3cr3t"))
@@ -199,6 +202,21 @@ def test_a_login_that_is_set_right_is_taken() -> None:
             for _ in range(2):
                 with pytest.raises(BackendError, match="refuses the login"):
                     backend.now()
+
+
+@pytest.mark.server("nats")
+def test_beat_goes_on_where_its_password_is_refused(processes: Processes) -> None:
+    with NATS(login=("beat", "s3cr3t")) as server:
+        project = Project(processes, "filesystem://", server.url().replace("s3cr3t", "0ther"))
+        project.write("app.conf.beat_schedule = {'job': {'task': 'proj.work', 'schedule': 1.0}}")
+        beat = project.beat()
+        beat.wait_for_output("the server refuses the login")
+        server.login = ("beat", "0ther")
+        server.prepare()
+        server.restart()
+        project.wait_for_slots(2)
+        assert beat.terminate(5) == 0
+        assert "0ther" not in beat.output()
 
 
 def new_pair(kind: str) -> Any:
