@@ -178,16 +178,21 @@ class AnarchonScheduler(BrokerPostman, Scheduler):
             lapsed = self._patrol(backend, now) if now >= self._patrol_at else []
             self._dispatch(backend, now, lapsed)
         except BackendError as exc:
-            self._store.failed(exc)
+            self._store_failed(exc)
         except ConfigurationError:
             raise
         except Exception as exc:
             # Whatever it is, beat lives: a dead beat runs nothing at all.
             if self._store.ok:
                 logger.exception("anarchon: a tick failed")
-            self._store.failed(exc)
+            self._store_failed(exc)
         else:
             self._store.recovered()
+
+    def _store_failed(self, exc: Exception) -> None:
+        self._store.failed(exc)
+        # A tick that asks the store nothing is no sign that it answers again.
+        self._patrol_at = 0
 
     def _dispatch(self, backend: Backend, now: int, lapsed: list[Asked]) -> None:
         """Claim and send what is due; the broker comes first, so that nothing is won in vain."""

@@ -15,6 +15,9 @@ from celery.signals import before_task_publish
 from kombu import Connection
 
 from celery_anarchon import Backend, Claim, open_backend
+from celery_anarchon.backends.rabbitmq import RabbitMQBackend, wire
+from celery_anarchon.backends.rabbitmq import backend as module
+from celery_anarchon.backends.rabbitmq.names import Names
 from celery_anarchon.errors import BackendError
 from celery_anarchon.scheduler import AnarchonScheduler
 from celery_anarchon.types import Outcome
@@ -26,6 +29,7 @@ from tests.servers.rabbitmq import RabbitMQ, RabbitMQ4
 pytestmark = pytest.mark.server("rabbitmq", "rabbitmq4")
 
 WON, LOST, UNKNOWN = Outcome.WON, Outcome.LOST, Outcome.UNKNOWN
+EARLY, LATE = Outcome.EARLY, Outcome.LATE
 #: A bounded wait is one that ends well before this, seconds.
 FOR_EVER = 60.0
 
@@ -221,6 +225,79 @@ def test_a_connection_that_the_operator_closes(server: RabbitMQ, url: str) -> No
         # At once: that it is gone is seen before the claim is sent.
         assert backend.claim([Claim("second", slot, "t")])[0].outcome is WON
         assert backend.claim([Claim("first", slot, "other")])[0].outcome is LOST
+
+
+def test_a_connection_that_was_closed_a_moment_ago(
+    server: RabbitMQ, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slots may follow one another so closely that no connection is tried before they are asked."""
+    monkeypatch.setattr(wire, "FRESH", FOR_EVER)
+    with open_backend(url) as backend:
+        slot = backend.now()
+        assert insist(backend, [Claim("first", slot, "t")]) == [WON]
+        assert isinstance(backend, RabbitMQBackend)
+        link = backend._link
+        assert link is not None
+        server.ctl("close_all_connections", "--global", "maintenance")
+        wait_for(link._readable, 20.0, "the farewell of the broker")
+        assert backend.claim([Claim("second", slot, "t")])[0].outcome is WON
+
+
+def test_a_limit_to_the_number_of_queues(server: RabbitMQ, url: str) -> None:
+    """It is no answer to a claim, is named, and may be lifted."""
+    vhost = url.rsplit("/", 1)[1]
+    with open_backend(url) as backend:
+        slot = backend.now()
+        assert insist(backend, [Claim("first", slot, "t")]) == [WON]
+        server.ctl("set_vhost_limits", "-p", vhost, '{"max-queues": 1}')
+        claims = [Claim(job, slot, "t") for job in ("first", "second")]
+        for _ in range(2):
+            with pytest.raises(BackendError, match="queue limit"):
+                backend.claim(claims[1:])
+        with pytest.raises(BackendError, match="queue limit"):
+            open_backend(url, prefix="other").info()
+        server.ctl("clear_vhost_limits", "-p", vhost)
+        assert insist(backend, claims[1:]) == [WON]
+        assert backend.claim([Claim("first", slot, "other")])[0].outcome is LOST
+
+
+def test_a_clock_that_is_set_back_by_more_than_keep(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes to slots again whose gates are gone; nobody may have them any more."""
+    terms = {"max_late": 4.0, "keep": 5.0}
+    with open_backend(url) as backend:
+        slot = backend.now()
+        assert backend.claim([Claim("job", slot, "t", **terms)])[0].outcome is WON
+        with Connection(url) as connection:
+            connection.default_channel.queue_delete(Names("cron").gate("job", slot))
+        uptime = module._uptime()
+        monkeypatch.setattr(module, "_now", lambda: slot)
+        monkeypatch.setattr(module, "_uptime", lambda: uptime + 80_000)
+        assert backend.claim([Claim("job", slot, "other", **terms)])[0].outcome is LATE
+        assert backend.claim([Claim("job", slot + 79_000, "t", **terms)])[0].outcome is EARLY
+
+
+def test_a_broker_that_is_away_is_not_told_to_answer(
+    server: RabbitMQ, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also between two slots, when nothing is asked."""
+    app = Celery("proj", broker=url, set_as_current=False)
+    app.conf.beat_schedule = {"tick": {"task": "work", "schedule": 1.0}}
+    scheduler = AnarchonScheduler(app=app)
+    tick_until(scheduler, lambda: scheduler.outcomes[WON] >= 2)
+    server.stop()
+    try:
+        tick_until(scheduler, lambda: "the claim store:" in caplog.text)
+        end = time.monotonic() + 5
+        tick_until(scheduler, lambda: time.monotonic() > end)
+        assert "answers again" not in caplog.text
+    finally:
+        server.start()
+    won = scheduler.outcomes[WON]
+    tick_until(scheduler, lambda: scheduler.outcomes[WON] > won)
+    assert "the claim store answers again" in caplog.text
+    scheduler.close()
 
 
 @pytest.mark.parametrize("down", [False, True], ids=["restarted", "down for a while"])

@@ -90,6 +90,8 @@ class RabbitMQBackend(Backend):
         #: What was decided in a call that ended in an error, until it is asked for again:
         #: (job, slot, token) → verdict, and when it may be forgotten, ms.
         self._decided: dict[tuple[str, int, str], tuple[Verdict, int]] = {}
+        #: What the host's clock said when its monotonic clock began, as of now, ms.
+        self._begun = _now() - _uptime()
 
     def share_connection(self, connect: Callable[[], kombu.Connection]) -> None:
         self._connect = connect
@@ -171,7 +173,10 @@ class RabbitMQBackend(Backend):
         now = _now()
         if claim.slot > now + EARLY_TOLERANCE_MS:
             return EARLY
-        if now - claim.slot > _ms(claim.max_late) or claim.slot <= 0:
+        # A gate lasts for keep of real time, whatever is done to the host's clock. Set back by
+        # more than that, the clock would come to slots again whose gates are gone.
+        latest = max(now, self._begun + _uptime())
+        if latest - claim.slot > _ms(claim.max_late) or claim.slot <= 0:
             return LATE
         return None
 
@@ -313,6 +318,10 @@ class RabbitMQBackend(Backend):
 
 def _now() -> int:
     return time.time_ns() // 1_000_000
+
+
+def _uptime() -> int:
+    return time.monotonic_ns() // 1_000_000
 
 
 def _ms(seconds: float) -> int:

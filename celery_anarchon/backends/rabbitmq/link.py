@@ -24,7 +24,8 @@ LANES, PER_LANE = 4, 10
 
 ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 403, 404, 405, 406
 
-#: What the broker says of a queue that is there with another lifetime, ms.
+#: What the broker says of a queue that is there and made otherwise, and of its lifetime, ms.
+OTHER_QUEUE = "inequivalent arg"
 OTHER_EXPIRY = re.compile(r"arg 'x-expires' for .*current is (?:the value )?'(\d+)'", re.S)
 
 
@@ -92,12 +93,14 @@ class Link(Wire):
                 queue = next(iter(lane))
                 tries[queue] += 1
                 other = OTHER_EXPIRY.search(refusal.text)
-                if refusal.code not in {NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED}:
+                # The same code tells of a limit to the number of queues, which time may lift.
+                other_queue = refusal.code == PRECONDITION_FAILED and OTHER_QUEUE in refusal.text
+                if not other_queue and refusal.code not in {NOT_FOUND, RESOURCE_LOCKED}:
                     raise _error(refusal)
-                if refusal.code == PRECONDITION_FAILED and other and tries[queue] == 1:
+                if other_queue and other and tries[queue] == 1:
                     # Of several differences it names one; so ask again without that one.
                     lane[queue] = _arguments(int(other[1]))
-                elif refusal.code == PRECONDITION_FAILED:
+                elif other_queue:
                     unfit.add(queue)
                     del lane[queue]
                 elif tries[queue] >= DECLARES:

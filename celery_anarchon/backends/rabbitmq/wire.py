@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import select
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -91,6 +93,7 @@ class Wire:
         """
         open_ = self._publishing is not None and self._publishing.is_open
         if open_ and time.monotonic() - self._heard_at < FRESH:
+            self._look()
             return
         name = nowhere()
         # In an alarm a message gets stuck before its body: without one it might pass.
@@ -126,6 +129,17 @@ class Wire:
     def heard(self) -> list[Answer]:
         """Return the answers of the last :meth:`publish` so far; fewer where not all were sent."""
         return self._answers
+
+    def _look(self) -> None:
+        """Read what has come: the broker may have closed the connection meanwhile."""
+        with self._trouble():
+            while self._readable():
+                self._read_frame(PATIENCE)
+
+    def _readable(self) -> bool:
+        end = self._transport.sock
+        decrypted = end.pending() if isinstance(end, ssl.SSLSocket) else 0
+        return bool(decrypted or select.select([end], [], [], 0)[0])
 
     def _opened(self, channel: C | None, kind: type[C]) -> C:
         """Return *channel*, or a new one where there is none or the broker has closed it."""
