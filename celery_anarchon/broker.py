@@ -38,8 +38,11 @@ UNREADABLE = (
 )
 
 
-def broker_of(app: Any) -> Connection:
+def broker_of(app: Any, setting: str) -> Connection:
     """Return the connection of the Celery *app* that messages go out on, not connected.
+
+    Arguments:
+        setting: name and value of the setting that says where it leads, without its secrets.
 
     Raises:
         ConfigurationError: kombu can't use what the setting says; the text holds no secret.
@@ -51,29 +54,20 @@ def broker_of(app: Any) -> Connection:
         # Without its client kombu's Redis transport raises an AttributeError.
         reason = exc if isinstance(exc, ImportError) else type(exc).__name__
         raise ConfigurationError(
-            f"{_setting(app)} needs a package that is not installed ({reason}); install what the "
+            f"{setting} needs a package that is not installed ({reason}); install what the "
             'broker needs, for Redis pip install "celery-anarchon[redis]"'
         ) from None
     except KeyError as exc:
-        raise ConfigurationError(f"{_setting(app)} {_key_trouble(app, exc)}") from None
+        raise ConfigurationError(f"{setting} {_key_trouble(exc)}") from None
     except (TypeError, ValueError):  # its text may quote the URL
-        raise ConfigurationError(f"{_setting(app)} {UNREADABLE}") from None
+        raise ConfigurationError(f"{setting} {UNREADABLE}") from None
     for one in (connection, *others):
         if one.transport_cls in AMQP and "," in (one.hostname or ""):
-            raise ConfigurationError(f"{_setting(app)} {UNREADABLE}")
+            raise ConfigurationError(f"{setting} {UNREADABLE}")
     return connection
 
 
-def _setting(app: Any) -> str:
-    """Return name and value of the setting that says where the broker is, without its secrets."""
-    name = "broker_write_url" if app.conf.get("broker_write_url") else "broker_url"
-    value = getattr(app.conf, name)
-    if isinstance(value, (list, tuple)):
-        return f"{name} = {[blot(str(one)) for one in value]!r}"
-    return f"{name} = {blot(str(value))!r}"
-
-
-def _key_trouble(app: Any, exc: KeyError) -> str:
+def _key_trouble(exc: KeyError) -> str:
     told = str(exc.args[0]) if exc.args else ""
     if not told.startswith("No such transport"):
         return UNREADABLE

@@ -187,7 +187,7 @@ def read_settings(app: Celery) -> Settings:
         given.get("keep"),
     )
     # Asked also where it is not the store, so that what can't be used is told at the start.
-    broker = broker_of(app)
+    broker = broker_of(app, _broker_setting(app))
     return Settings(
         url=_url(broker, given.get("url")),
         prefix=_text("anarchon_prefix", given.get("prefix", "cron")),
@@ -241,6 +241,15 @@ def _given(app: Celery) -> dict[str, Any]:
         if value is not None:
             found[name.removeprefix(PREFIX)] = value
     return found
+
+
+def _broker_setting(app: Celery) -> str:
+    """Return name and value of the setting that says where the broker is, without its secrets."""
+    name = "broker_write_url" if app.conf.get("broker_write_url") else "broker_url"
+    value = getattr(app.conf, name)
+    if isinstance(value, (list, tuple)):
+        return f"{name} = {[blot(str(one)) for one in value]!r}"
+    return f"{name} = {blot(str(value))!r}"
 
 
 def _url(broker: Connection, url: Any) -> str:
