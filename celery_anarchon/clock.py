@@ -18,8 +18,8 @@ def _look(backend: Backend) -> tuple[float, float]:
     asked = time.monotonic()
     told = backend.now()
     answered = time.monotonic()
-    # The store read its clock about half-way between question and answer.
-    return answered - asked, told - (asked + answered) / 2 * 1000
+    # The store read its clock about half-way between question and answer, and told whole ms.
+    return answered - asked, told + 0.5 - (asked + answered) / 2 * 1000
 
 
 class StoreClock:
@@ -47,7 +47,11 @@ class StoreClock:
         self.offset = self.now() - time.time_ns() // 1_000_000
 
     def now(self) -> int:
-        """Return the store's clock, ms since the epoch; the host's until it was measured."""
+        """Return the store's clock, whole ms since the epoch; the host's until it was measured."""
+        return int(self.instant())
+
+    def instant(self) -> float:
+        """Return the same with what is beyond the whole ms."""
         if self._base is None or not self._own:
-            return time.time_ns() // 1_000_000
-        return int(self._base + time.monotonic() * 1000)
+            return time.time_ns() / 1_000_000
+        return self._base + time.monotonic() * 1000

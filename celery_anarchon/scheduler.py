@@ -234,7 +234,7 @@ class AnarchonScheduler(BrokerPostman, Scheduler):
         """Seconds until the next slot, patrol or retry."""
         if not self._store.ok:
             return float(min(self._store.wait(), self.max_interval))
-        now = self._clock.now()
+        now = self._clock.instant()
         due = self._agenda.next_due
         to_slot = float("inf") if due is None else (due - now) / 1000
         to_retry = self._outbox.retry_in
