@@ -285,7 +285,9 @@ class AnarchonScheduler(BrokerPostman, Scheduler):
         """Return the store; at the first time, check that it can do what the settings ask."""
         if self._backend is None:
             backend = self.open_backend()
-            for warning in backend.info().warnings:
+            with self.settings.naming_url():
+                info = backend.info()
+            for warning in info.warnings:
                 logger.warning("anarchon: %s: %s", blot(self.settings.url), warning)
             self._clock.measure(backend)
             self._backend = backend

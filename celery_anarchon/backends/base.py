@@ -331,33 +331,3 @@ def scheme_of(url: str) -> str:
 def told_seconds(seconds: float) -> str:
     """Return *seconds* as digits, without an exponent: as errors and commands of tools have it."""
     return f"{seconds:.6f}".rstrip("0").rstrip(".")
-
-
-def use_files(where: str, use: Callable[[], object], **files: str | None) -> None:
-    """Call *use*, which reads *files*, of TLS mostly.
-
-    Arguments:
-        where: begins the error's text.
-        files: option → path, or None where it is not given.
-
-    Raises:
-        ConfigurationError: one can't be read or used; names option and path.
-    """
-    given = {name: path for name, path in files.items() if path is not None}
-    for name, path in given.items():
-        try:
-            with open(path, "rb"):
-                pass
-        except (OSError, ValueError) as exc:
-            reason = (isinstance(exc, OSError) and exc.strerror) or exc
-            raise ConfigurationError(
-                f"{where}: {name} = {path!r} can't be read: {reason}"
-            ) from None
-    try:
-        use()
-    except (OSError, ValueError) as exc:
-        named = " with ".join(f"{name} = {path!r}" for name, path in given.items())
-        raise ConfigurationError(
-            f"{where}: {named} can't be used ({exc}); certificates and keys are files in PEM, and "
-            "a key is that of its certificate and has no passphrase"
-        ) from None

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from celery_anarchon import Backend, BackendError, Claim, Outcome, open_backend
+from celery_anarchon import (
+    Backend,
+    BackendError,
+    Claim,
+    ConfigurationError,
+    Outcome,
+    open_backend,
+)
 from celery_anarchon.backends.redis.idmp import proves
 from celery_anarchon.errors import Unsupported
 from tests.processes import wait_for
@@ -109,6 +116,21 @@ def test_tls_with_an_authority_of_one_s_own(strategy: str) -> None:
             open_backend(trusting_nobody)
         for backend in opened(trusting_nobody, "ssl_cert_reqs=none", "ssl_check_hostname=false"):
             assert backend.now() > 0
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        ("ssl_ca_certs=/nope.pem", "ssl_ca_certs = '/nope.pem' can't be read"),
+        ("ssl_certfile=/etc/hostname", "ssl_certfile = '/etc/hostname' can't be used"),
+        ("ssl_keyfile=/etc/hostname", "ssl_keyfile needs ssl_certfile"),
+        ("ssl_ciphers=FOO", "ssl_ciphers = 'FOO' names no cipher"),
+    ],
+)
+def test_options_of_tls_that_can_t_be_used(query: str, told: str) -> None:
+    """They are no outage."""
+    with pytest.raises(ConfigurationError, match=told):
+        open_backend(f"rediss://:s3kret@127.0.0.1:1/0?{query}")
 
 
 @pytest.mark.server("redis")

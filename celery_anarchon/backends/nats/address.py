@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from celery_anarchon.backends.base import blot, scheme_of, use_files
+from celery_anarchon.backends.base import blot, scheme_of
+from celery_anarchon.backends.tls import use_files
 from celery_anarchon.errors import ConfigurationError
 
 __all__ = ("Address", "address_of")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import ssl
-from collections.abc import Mapping
-from functools import partial
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
@@ -13,7 +11,8 @@ import kombu
 from amqp.exceptions import UnexpectedFrame
 from kombu.exceptions import OperationalError
 
-from celery_anarchon.backends.base import blot, use_files
+from celery_anarchon.backends.base import blot
+from celery_anarchon.backends.tls import check_tls
 from celery_anarchon.errors import ConfigurationError
 
 __all__ = ("CONNECT_TIMEOUT", "Address")
@@ -58,7 +57,8 @@ class Address:
         if isinstance(tls, dict) or options:
             tls = {**(tls if isinstance(tls, dict) else {}), **options}
         self._tls = tls or False
-        _check_tls(url, options)
+        used = ("ca_certs", "certfile", "keyfile", "ciphers")
+        check_tls(blot(url), **{name: options[name] for name in used if name in options})
 
     def connection(self) -> kombu.Connection:
         """Return a connection that is not yet open."""
@@ -108,29 +108,6 @@ def _parts(url: str, one: str) -> SplitResult:
             "to 65535, and several such URLs with ';' between them"
         )
     return parts
-
-
-def _check_tls(url: str, options: Mapping[str, Any]) -> None:
-    """Raise where an option can't be used, which the client library tells as an outage."""
-    context = ssl.create_default_context()
-    shown = blot(url)
-    authority, ciphers = options.get("ca_certs"), options.get("ciphers")
-    certificate, key = options.get("certfile"), options.get("keyfile")
-    if authority is not None:
-        use_files(shown, partial(context.load_verify_locations, authority), ssl_ca_certs=authority)
-    if key is not None and certificate is None:
-        raise ConfigurationError(f"{shown}: ssl_keyfile needs ssl_certfile")
-    if certificate is not None:
-        load = partial(context.load_cert_chain, certificate, key, password="")
-        use_files(shown, load, ssl_certfile=certificate, ssl_keyfile=key)
-    if ciphers is not None:
-        try:
-            context.set_ciphers(ciphers)
-        except ssl.SSLError:
-            raise ConfigurationError(
-                f"{shown}: ssl_ciphers = {ciphers!r} names no cipher that OpenSSL knows; "
-                "`openssl ciphers` lists them"
-            ) from None
 
 
 def _tls_option(url: str, name: str, value: str) -> dict[str, Any]:

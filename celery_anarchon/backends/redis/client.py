@@ -30,9 +30,10 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from celery_anarchon.backends.base import blot
+from celery_anarchon.backends.base import blot, told_seconds
 from celery_anarchon.backends.redis.address import Address
 from celery_anarchon.backends.redis.line import Line
+from celery_anarchon.backends.tls import check_tls
 from celery_anarchon.errors import BackendError
 
 __all__ = ("Argument", "Client", "Command", "Part", "Script")
@@ -253,7 +254,7 @@ class Client:
             if confirmed < wait:
                 raise ResponseError(
                     f"{confirmed} of {wait} replicas confirmed the write "
-                    f"within wait_timeout = {self.address.wait_timeout:g} s"
+                    f"within wait_timeout = {told_seconds(self.address.wait_timeout)} s"
                 )
         return replies
 
@@ -322,7 +323,15 @@ def _call(script: Script, head: Sequence[Argument], parts: Sequence[Part]) -> _C
 
 
 def connect(address: Address) -> Any:
-    """Return a ``redis.Redis`` or ``RedisCluster`` for *address*, without retries of its own."""
+    """Return a ``redis.Redis`` or ``RedisCluster`` for *address*, without retries of its own.
+
+    Raises:
+        ConfigurationError: a file or option of TLS can't be used.
+    """
+    if address.options.get("ssl"):
+        used = ("ca_certs", "certfile", "keyfile", "ciphers", "password")
+        given = {name: address.options.get(f"ssl_{name}") for name in used}
+        check_tls(blot(address.url), **{name: value for name, value in given.items() if value})
     options = {**address.options, **_quiet()}
     library: Any = redis_cluster  # its signatures are not typed
     if address.kind == "cluster":

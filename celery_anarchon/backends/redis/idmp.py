@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Any, ClassVar
 
-from celery_anarchon.backends.base import EARLY_TOLERANCE_MS, blot
+from celery_anarchon.backends.base import EARLY_TOLERANCE_MS, blot, told_seconds
 from celery_anarchon.backends.redis.address import Address
 from celery_anarchon.backends.redis.client import Script
 from celery_anarchon.backends.redis.history import Entry
@@ -155,8 +155,8 @@ class IdmpBackend(PlainStore):
         for claim in new.values():
             if claim.keep > LONGEST - SLACK:
                 raise Unsupported(
-                    f"{blot(self.url)}: anarchon_keep = {claim.keep:g} s is more than IDMP can "
-                    f"remember; at most {LONGEST - SLACK} s, or use strategy=lease"
+                    f"{blot(self.url)}: anarchon_keep = {told_seconds(claim.keep)} s is more than "
+                    f"IDMP can remember; at most {LONGEST - SLACK} s, or use strategy=lease"
                 )
         items = [
             (job, (min(max(ceil(claim.keep), 1) + SLACK, LONGEST),)) for job, claim in new.items()
