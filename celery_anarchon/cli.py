@@ -97,6 +97,7 @@ def _told_settings(scheduler: AnarchonScheduler) -> dict[str, Any]:
             "attempts": policy.attempts,
             "track": policy.track,
             "overlap": policy.overlap,
+            "queue_wait": policy.longest_wait,
             "entries": sorted(settings.entries),
         },
         "jobs": len(scheduler.jobs),
@@ -121,7 +122,7 @@ def _told_store(scheduler: AnarchonScheduler, problems: list[str]) -> dict[str, 
         except BackendError as exc:
             problems.append(str(exc))
             return told
-    problems.extend(info.warnings)
+    problems.extend([*info.warnings, *scheduler.settings.doubts(backend.traits)])
     many = too_many_slots(scheduler.jobs.values(), backend.traits, clock.now())
     problems.extend([] if many is None else [many])
     # Where the store has no clock there is nothing to be off from.

@@ -176,6 +176,14 @@ class Leases:
         """
         return self._ask(lambda store: store.runs(job, limit))
 
+    def knows(self, job: str) -> bool:
+        """Whether the store has ever had a run of *job*.
+
+        Raises:
+            AnarchonError: the store can't be asked.
+        """
+        return self._ask(lambda store: store.last_slots([job]))[job] is not None
+
     def flush(self, within: float) -> None:
         """Tell the store what it does not know yet, in *within* seconds at most."""
         if self._untold:

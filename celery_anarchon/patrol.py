@@ -25,7 +25,7 @@ class Patrol:
         self._logger = logger
         self.resting = False
         #: Jobs whose runs no worker began, and of which the log has told why that may be.
-        self._unconfirmed: set[str] = set()
+        self._not_begun: set[str] = set()
 
     def claims(self, runs: Iterable[Run], jobs: Mapping[str, Job]) -> list[Asked]:
         """Return claims of those *runs* that go on, and are runs of *jobs*."""
@@ -39,8 +39,12 @@ class Patrol:
                 self.resting = True
             elif job is not None:
                 if run.state is RunState.QUEUED:
+                    self._tell(run, f"is sent again: no worker began attempt {run.attempt} in time")
+                elif run.worker and run.state is RunState.RUNNING:
                     self._tell(
-                        logging.WARNING, run, "is sent again: no worker began attempt %d in time"
+                        run,
+                        f"is taken over: the lease of attempt {run.attempt} ran out, which worker "
+                        f"{run.worker!r} held",
                     )
                 found.append(claim_for(job, run.slot, takeover=True))
         # Two replicas that find the same runs should not both begin with the same one.
@@ -48,25 +52,31 @@ class Patrol:
         return found
 
     def _tell_interrupted(self, run: Run, job: Job | None) -> None:
-        tracked = job is not None and job.policy.track == "run"
-        in_vain = tracked and run.started is None
-        why = "no worker began attempt %d" if in_vain else "attempt %d was the last"
-        self._tell(logging.ERROR, run, f"was interrupted: {why}")
-        if not in_vain:
-            return
-        if run.job not in self._unconfirmed:
-            self._unconfirmed.add(run.job)
+        self._tell(run, f"was interrupted: {_why(run, job)}", logging.ERROR)
+        not_begun = job is not None and job.policy.track == "run" and run.started is None
+        if not_begun and run.job not in self._not_begun:
+            self._not_begun.add(run.job)
             self._logger.error(
-                "anarchon: if workers do execute %r, the app that they load lacks "
-                "celery_anarchon.install(app); add that line, or set track = 'dispatch' for it.",
+                "anarchon: workers begin %r only if there are any for its queue, which know its "
+                "task, load an app with celery_anarchon.install(app), and have the anarchon_url "
+                "and anarchon_prefix of beat; or set track = 'dispatch' for it.",
                 run.job,
             )
 
-    def _tell(self, level: int, run: Run, what: str) -> None:
+    def _tell(self, run: Run, what: str, level: int = logging.WARNING) -> None:
         self._logger.log(
             level,
-            f"anarchon: the run of %r at %s {what}.",
+            "anarchon: the run of %r at %s %s.",
             run.job,
             to_datetime(run.slot).isoformat(),
-            run.attempt,
+            what,
         )
+
+
+def _why(run: Run, job: Job | None) -> str:
+    """Return why a run was interrupted, as far as it shows."""
+    if job is not None and job.policy.track == "run" and run.started is None:
+        return f"no worker began attempt {run.attempt}"
+    if job is not None and run.attempt < job.policy.attempts:
+        return f"after attempt {run.attempt} it was older than max_late or keep allows"
+    return f"attempt {run.attempt} was the last"

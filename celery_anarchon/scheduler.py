@@ -287,7 +287,7 @@ class AnarchonScheduler(BrokerPostman, Scheduler):
             backend = self.open_backend()
             with self.settings.naming_url():
                 info = backend.info()
-            for warning in info.warnings:
+            for warning in (*info.warnings, *self.settings.doubts(backend.traits)):
                 logger.warning("anarchon: %s: %s", blot(self.settings.url), warning)
             self._clock.measure(backend)
             self._backend = backend

@@ -121,7 +121,7 @@ class Settings:
     def check_store(self, traits: Traits) -> None:
         """Raise where a policy demands what the store can't meet."""
         for job, policy in [(None, self.default), *self.entries.items()]:
-            where = PREFIX if job is None else f"anarchon_entries[{job!r}]."
+            where = _where(job)
             if policy.track == "run" and not traits.leases:
                 raise ConfigurationError(
                     f"{where}track = 'run' needs a store with leases, which anarchon_url = "
@@ -136,6 +136,18 @@ class Settings:
                     f"{blot(self.url)} can remember ({told_seconds(traits.max_keep)} s); "
                     "lower anarchon_keep, max_late or splay"
                 )
+
+    def doubts(self, traits: Traits) -> list[str]:
+        """Return what can be meant, but hardly is."""
+        if not traits.leases:
+            return []
+        return [
+            f"{_where(job)}lease = {told_seconds(policy.lease)} s is not less than keep = "
+            f"{told_seconds(policy.keep)} s, so no run whose holder dies is taken over; raise "
+            "anarchon_keep, or lower the lease"
+            for job, policy in [(None, self.default), *self.entries.items()]
+            if policy.lease >= policy.keep
+        ]
 
     def open_backend(self) -> Backend:
         """Return the backend, not yet connected.
@@ -286,14 +298,18 @@ def _schedule(schedule: Any) -> Mapping[str, Any]:
     return schedule
 
 
+def _where(job: str | None) -> str:
+    """Return what the settings of *job*, or of all jobs, begin with."""
+    return PREFIX if job is None else f"anarchon_entries[{job!r}]."
+
+
 def _entries(entries: Any, default: Policy, keep: Any) -> dict[str, Policy]:
     if not isinstance(entries, Mapping):
         raise ConfigurationError(
             f"anarchon_entries = {entries!r} is not a dict of job name → overrides"
         )
     return {
-        job: _entry(f"anarchon_entries[{job!r}].", overrides, default, keep)
-        for job, overrides in entries.items()
+        job: _entry(_where(job), overrides, default, keep) for job, overrides in entries.items()
     }
 
 

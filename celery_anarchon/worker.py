@@ -22,7 +22,8 @@ from celery.utils.log import get_logger
 from celery.utils.time import maybe_make_aware
 
 from celery_anarchon.backends import Backend
-from celery_anarchon.errors import AnarchonError, BackendError
+from celery_anarchon.backends.base import blot
+from celery_anarchon.errors import AnarchonError, BackendError, ConfigurationError
 from celery_anarchon.headers import HEADER, TERMS
 from celery_anarchon.leases import Ending, Held, Leases
 from celery_anarchon.settings import Settings, read_settings
@@ -82,10 +83,15 @@ def install(app: Celery) -> None:
     """Let the workers of *app* confirm, renew and finish the runs whose messages they execute.
 
     One line, anywhere in the module of the app; twice is as good as once. Nothing connects before
-    the first message of a tracked run.
+    the first message of a tracked run. A worker with settings that can't be used does not start.
+
+    Raises:
+        TypeError: *app* is no Celery app.
     """
     # Of a proxy such as celery.current_app, what it stands for.
     app = getattr(app, "_get_current_object", lambda: app)()
+    if not isinstance(app, Celery):
+        raise TypeError(f"install() takes the Celery app, not {app!r}")
     if not any(one.app is app for one in _installed):
         _installed.append(Worker(app))
 
@@ -126,6 +132,7 @@ class Worker:
         """Wrap the tasks before the worker traces them, and before its pool forks."""
         if sender is None or sender.app is not self.app:
             return
+        self.check()
         tasks: dict[str, Any] = self.app.tasks
         for task in tasks.values():
             self.wrap(task)
@@ -137,6 +144,16 @@ class Worker:
             (signals.worker_shutdown, self.on_shutdown),
         ):
             told.connect(receiver, weak=False)
+
+    def check(self) -> None:
+        """End a worker that could only drop the messages of tracked runs; nothing connects."""
+        try:
+            settings = read_settings(self.app)
+            with settings.open_backend() as backend:
+                settings.check_store(backend.traits)
+        except AnarchonError as exc:
+            # Celery sets its logging up later than this.
+            raise SystemExit(f"anarchon: this worker can't track runs: {exc}") from exc
 
     def on_received(self, request: Any = None, **_: Any) -> None:
         """In the main process: a hard time limit is the task's failure, too."""
@@ -273,6 +290,7 @@ class Worker:
             delattr(request, MARK)
             if request.get(TERMS) is None and sent_only(leases, claim):
                 return None
+            copy = leases.knows(claim.job)
         except AnarchonError as exc:
             tracked = request.get(TERMS) is not None or isinstance(exc, BackendError)
             what = "is not run" if tracked else "is run without being tracked"
@@ -281,10 +299,16 @@ class Worker:
             if not tracked:
                 return None
             raise Ignore(str(exc)) from exc
-        logger.warning(
-            "anarchon: %s: this message is a second copy or a stale one, it is not run.", body.held
-        )
-        raise Ignore("a second or stale copy of the message of a run")
+        if copy:
+            why = "this message is a second copy or a stale one"
+            logger.warning("anarchon: %s: %s, it is not run.", body.held, why)
+        else:
+            why = (
+                "this worker's store has never heard of the job; anarchon_url and anarchon_prefix "
+                "must be those of beat"
+            )
+            logger.error("anarchon: %s: %s. It is not run.", body.held, why)
+        raise Ignore(why)
 
 
 class Body:
@@ -324,10 +348,14 @@ def open_store(settings: Settings) -> Backend:
     """Return the store.
 
     Raises:
-        ConfigurationError: it has no leases.
+        ConfigurationError: it has no leases, so it is not the one that tracked runs are in.
     """
     backend = settings.open_backend()
-    settings.check_store(backend.traits)
+    if not backend.traits.leases:
+        raise ConfigurationError(
+            f"anarchon_url = {blot(settings.url)!r} is no store with leases; it must be that of "
+            "beat, which tracks the run"
+        )
     return backend
 
 

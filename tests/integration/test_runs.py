@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -272,6 +273,25 @@ def test_overlap_skip(started: Callable[[str], Runs], store: str) -> None:
     begun = [note["slot"] for note in runs.notes("begin")]
     assert len(begun) == len(set(begun))
     assert not set(begun) & set(skipped())
+
+
+@pytest.mark.parametrize(
+    ("conf", "told"),
+    [
+        ({"anarchon_track": "rum"}, "anarchon_track = 'rum'"),
+        ({"anarchon_url": "redis://:s3kret@h/0?unknown=1"}, "unknown option 'unknown'"),
+        ({"anarchon_url": "redis://:s3kret@h/0?strategy=script"}, "needs a store with leases"),
+    ],
+)
+def test_a_worker_that_could_only_drop_messages_does_not_start(
+    started: Callable[[str], Runs], conf: dict[str, Any], told: str
+) -> None:
+    runs = started("sqlite")
+    runs.write("", **conf)
+    worker = runs.project.processes.celery("proj", "worker", "-P", "solo")
+    assert worker.wait(40) == 1
+    assert told in worker.output()
+    assert "s3kret" not in worker.output()
 
 
 def test_a_worker_without_install_is_told_of_and_runs_each_slot_once(

@@ -69,8 +69,18 @@ def test_an_interrupted_run_is_told(patrol: Patrol, caplog: pytest.LogCaptureFix
     begun = run("tracked", RunState.INTERRUPTED, started=NOW)
     runs = [begun, run("sent", RunState.INTERRUPTED), run("gone", RunState.INTERRUPTED)]
     assert patrol.claims(runs, JOBS) == []
-    assert caplog.text.count("attempt 2 was the last") == 3
+    assert caplog.text.count("after attempt 2 it was older than") == 2
+    assert caplog.text.count("attempt 2 was the last") == 1, "of an unknown job"
     assert "install" not in caplog.text
+    last = job_of("sent", attempts=2)
+    assert patrol.claims([run("sent", RunState.INTERRUPTED)], {"sent": last}) == []
+    assert caplog.text.count("attempt 2 was the last") == 2
+
+
+def test_a_worker_that_died_is_named(patrol: Patrol, caplog: pytest.LogCaptureFixture) -> None:
+    begun = run("tracked", RunState.RUNNING, worker="w1@host:7", started=NOW)
+    assert len(patrol.claims([begun], JOBS)) == 1
+    assert "taken over: the lease of attempt 2 ran out, which worker 'w1@host:7'" in caplog.text
 
 
 def test_the_cure_is_named_once(patrol: Patrol, caplog: pytest.LogCaptureFixture) -> None:

@@ -415,6 +415,14 @@ def test_a_store_without_leases_tracks_no_runs() -> None:
         assert "which anarchon_url = 'memory://' is not" in str(caught.value)
 
 
+def test_a_lease_that_outlasts_keep_is_doubted() -> None:
+    assert read().doubts(traits(leases=True)) == []
+    settings = read(anarchon_max_late=5, anarchon_lease=20, anarchon_entries={"job": {"lease": 9}})
+    [doubt] = settings.doubts(traits(leases=True))
+    assert doubt.startswith("anarchon_lease = 20 s is not less than keep = 10 s")
+    assert settings.doubts(traits()) == []
+
+
 def test_a_store_that_forgets_too_soon() -> None:
     settings = read(anarchon_entries={"job": {"splay": 100}})
     settings.check_store(traits(max_keep=7400))

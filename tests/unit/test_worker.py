@@ -19,7 +19,7 @@ from celery_anarchon import Backend, Claim, current_run, open_backend
 from celery_anarchon.headers import run_header, run_terms
 from celery_anarchon.leases import Held
 from celery_anarchon.types import Run
-from celery_anarchon.worker import Body, Worker, delay_of, is_cut_off
+from celery_anarchon.worker import Body, Worker, delay_of, install, is_cut_off
 
 
 @pytest.fixture
@@ -166,7 +166,29 @@ def test_a_store_without_leases_stops_no_message(
     app.conf.anarchon_track = "run"
     claim = Claim("job", 0, "token")
     assert body.receive(worker, **headers(claim, tracked=False)) == "ran"
-    assert "needs a store with leases" in caplog.text
+    assert "is no store with leases" in caplog.text
+
+
+def test_a_store_that_does_not_know_the_job_is_named(
+    worker: Worker, body: Counted, store: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not a copy that is dropped, but all messages."""
+    elsewhere = Claim("other job", store.now() - 1000, "token")
+    with pytest.raises(Ignore):
+        body.receive(worker, **headers(elsewhere))
+    assert "anarchon_url and anarchon_prefix must be those of beat" in caplog.text
+    assert "copy" not in caplog.text
+    assert body.calls == []
+    claim = queued(store)
+    with pytest.raises(Ignore):
+        body.receive(worker, **headers(Claim("job", claim.slot, "stale")))
+    assert "second copy or a stale one" in caplog.text
+
+
+@pytest.mark.parametrize("app", [None, "proj", pytest])
+def test_only_an_app_is_installed(app: Any) -> None:
+    with pytest.raises(TypeError, match="takes the Celery app"):
+        install(app)
 
 
 def test_a_task_is_wrapped_once(worker: Worker, body: Counted) -> None:
