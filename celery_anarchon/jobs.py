@@ -174,6 +174,8 @@ class Job:
         """Return how many slots since the cursor are neither in *slots* nor to come."""
         if not self._slots.pure:
             return 0  # a schedule of the user's own may raise, and this is but for the log
+        if slots and self._slots.after(self.cursor) == slots[0]:
+            return 0
         end = slots[0] if slots else now + 1
         passed = takewhile(lambda slot: slot < end, self._slots_after(self.cursor))
         return sum(1 for _ in islice(passed, PASSED_OVER_BOUND))

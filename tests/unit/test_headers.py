@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from celery_anarchon.headers import HEADER, run_header, task_id
 
@@ -25,8 +25,10 @@ def test_a_task_id_never_changes() -> None:
 
 
 def test_a_task_id_is_a_uuid() -> None:
+    namespace = UUID("5b1b5a52-0c9b-5d0e-9f0a-6b8f6e7d5a11")
     for name in NAMES:
-        assert UUID(task_id("cron", name, 5)).version == 5
+        text = f"4:cron:5:{name}".encode("utf-8", "backslashreplace").decode()
+        assert task_id("cron", name, 5) == str(uuid5(namespace, text))
 
 
 def test_other_runs_have_other_ids() -> None:
