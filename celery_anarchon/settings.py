@@ -108,6 +108,11 @@ class Settings:
         """Return the policy of *job*."""
         return self.entries.get(job, self.default)
 
+    @property
+    def _policies(self) -> list[tuple[str | None, Policy]]:
+        """Job, or None for those without overrides, and policy."""
+        return [(None, self.default), *self.entries.items()]
+
     def check_jobs(self, jobs: Iterable[str]) -> None:
         """Raise where ``anarchon_entries`` names a job that the schedule does not have."""
         known = set(jobs)
@@ -120,7 +125,7 @@ class Settings:
 
     def check_store(self, traits: Traits) -> None:
         """Raise where a policy demands what the store can't meet."""
-        for job, policy in [(None, self.default), *self.entries.items()]:
+        for job, policy in self._policies:
             where = _where(job)
             if policy.track == "run" and not traits.leases:
                 raise ConfigurationError(
@@ -145,7 +150,7 @@ class Settings:
             f"{_where(job)}lease = {told_seconds(policy.lease)} s is not less than keep = "
             f"{told_seconds(policy.keep)} s, so no run whose holder dies is taken over; raise "
             "anarchon_keep, or lower the lease"
-            for job, policy in [(None, self.default), *self.entries.items()]
+            for job, policy in self._policies
             if policy.lease >= policy.keep
         ]
 
@@ -155,14 +160,13 @@ class Settings:
         Raises:
             ConfigurationError: the URL can't be used.
         """
-        policies = [self.default, *self.entries.values()]
         with self.naming_url():
             return backend_class(self.url)(
                 self.url,
                 prefix=self.prefix,
                 instance=self.instance,
                 history=self.history,
-                keep=max(policy.keep + policy.splay for policy in policies),
+                keep=max(policy.keep + policy.splay for _, policy in self._policies),
             )
 
     @contextmanager

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from celery_anarchon.backends.base import EARLY_TOLERANCE_MS
 from celery_anarchon.types import Claim, FinalState, JobState, Outcome, Run, RunState, Verdict
 
-__all__ = ("JobRow", "Ledger", "RunRow", "milliseconds")
+__all__ = ("JobRow", "Ledger", "RunRow", "is_late", "milliseconds")
 
 #: Somebody holds the run, as long as its lease lasts.
 HELD = (RunState.RUNNING, RunState.QUEUED)

@@ -21,6 +21,7 @@ from celery_anarchon.backends.nats.streams import (
     not_stored,
     wanted,
 )
+from celery_anarchon.backends.rules import is_late
 from celery_anarchon.errors import Unsupported
 from celery_anarchon.types import Claim, JobState, Outcome, Run, StoreInfo, Traits, Verdict
 
@@ -186,7 +187,7 @@ class NATSBackend(Backend):
             )
         if claim.slot > seen.now + EARLY_TOLERANCE_MS:
             return EARLY
-        if seen.now - claim.slot > round(claim.max_late * 1000):
+        if is_late(claim, seen.now):
             return LATE
         return LATE if _forgotten(claim, seen.now, seen.window) else None
 

@@ -22,6 +22,7 @@ from celery_anarchon.backends.rabbitmq.channel import Answer
 from celery_anarchon.backends.rabbitmq.link import Gate, Link
 from celery_anarchon.backends.rabbitmq.names import Names
 from celery_anarchon.backends.rabbitmq.wire import LinkLost, Refused, retire
+from celery_anarchon.backends.rules import is_late, milliseconds
 from celery_anarchon.errors import BackendError, ConfigurationError, Unsupported
 from celery_anarchon.types import Claim, JobState, Outcome, StoreInfo, Traits, Verdict
 
@@ -163,7 +164,7 @@ class RabbitMQBackend(Backend):
             answers[number] = Answer.SILENT
 
     def _gate(self, claim: Claim) -> Gate:
-        expires = min(_ms(claim.keep) + MARGIN, LONGEST_EXPIRY)
+        expires = min(milliseconds(claim.keep) + MARGIN, LONGEST_EXPIRY)
         return Gate(self._names.gate(claim.job, claim.slot), self._body(claim.token), expires)
 
     def _body(self, token: str) -> str:
@@ -176,7 +177,7 @@ class RabbitMQBackend(Backend):
         # A gate lasts for keep of real time, whatever is done to the host's clock. Set back by
         # more than that, the clock would come to slots again whose gates are gone.
         latest = max(now, self._begun + _uptime())
-        if latest - claim.slot > _ms(claim.max_late) or claim.slot <= 0:
+        if is_late(claim, latest) or claim.slot <= 0:
             return LATE
         return None
 
@@ -185,7 +186,7 @@ class RabbitMQBackend(Backend):
         self._decided = {key: kept for key, kept in self._decided.items() if kept[1] > now}
         for claim, verdict in zip(claims, told, strict=True):
             if verdict in (WON, UNKNOWN):
-                until = claim.slot + _ms(claim.keep)
+                until = claim.slot + milliseconds(claim.keep)
                 self._decided[claim.job, claim.slot, claim.token] = verdict, until
 
     def _remembered(self, claim: Claim) -> Verdict | None:
@@ -322,10 +323,6 @@ def _now() -> int:
 
 def _uptime() -> int:
     return time.monotonic_ns() // 1_000_000
-
-
-def _ms(seconds: float) -> int:
-    return round(seconds * 1000)
 
 
 def _text(value: Any) -> str:
