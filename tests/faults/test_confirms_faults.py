@@ -5,40 +5,22 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from celery.signals import after_task_publish
 from kombu import Exchange, Queue
 
-from tests.confirmed import CONFIRM, LONG, beat, jobs, taken, tick_until, waiting
+from tests.confirmed import CONFIRM, beat, jobs, taken, waiting
+from tests.in_process import LONG, tick_until
 from tests.integration.project import Project
 from tests.processes import Processes, wait_for
 from tests.servers.proxy import Proxy
-from tests.servers.rabbitmq import RabbitMQ, RabbitMQ4
+from tests.servers.rabbitmq import RabbitMQ
 
 pytestmark = pytest.mark.server("rabbitmq", "rabbitmq4")
 
 SECOND = 'app.conf.beat_schedule = {"tick": {"task": "proj.work", "schedule": 1.0}}'
-
-
-@pytest.fixture(scope="module", params=[RabbitMQ, RabbitMQ4])
-def server(request: pytest.FixtureRequest) -> Iterator[RabbitMQ]:
-    """A broker whose faults meet no other test."""
-    with request.param() as started:
-        yield started
-
-
-@pytest.fixture
-def proxy(server: RabbitMQ) -> Iterator[Proxy]:
-    with Proxy(server.port) as started:
-        yield started
-
-
-@pytest.fixture
-def url(server: RabbitMQ) -> str:
-    return server.vhost()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -47,10 +29,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Any) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/claims.db"
     return str(request.getfixturevalue("postgresql_url"))
-
-
-def through(proxy: Proxy, url: str) -> str:
-    return f"amqp://guest:guest@127.0.0.1:{proxy.port}/{url.rsplit('/', 1)[1]}"
 
 
 def many(count: int) -> dict[str, dict[str, Any]]:
@@ -63,7 +41,7 @@ def many(count: int) -> dict[str, dict[str, Any]]:
 def test_a_connection_that_is_cut_before_any_confirm(proxy: Proxy, url: str, store: str) -> None:
     """The broker has all of them, and nobody knows: each is sent again, by the same task id."""
     entries = many(100)
-    scheduler = beat(through(proxy, url), store, entries)
+    scheduler = beat(proxy.through(url), store, entries)
     waiting(url)
     proxy.mute_after_request(b"job ")
     reached: list[int] = []
@@ -92,7 +70,7 @@ def test_a_connection_that_is_cut_before_any_confirm(proxy: Proxy, url: str, sto
 
 def test_a_connection_that_is_cut_in_the_middle(proxy: Proxy, url: str, store: str) -> None:
     entries = many(300)
-    scheduler = beat(through(proxy, url), store, entries)
+    scheduler = beat(proxy.through(url), store, entries)
     proxy.cut_after_request(containing=b"job ")
     scheduler.tick()
     proxy.wait_swallowed()
@@ -110,7 +88,7 @@ def test_what_was_confirmed_is_not_sent_again(proxy: Proxy, url: str, store: str
     """The last of a batch goes to another exchange; its confirm alone gets lost."""
     entries = many(50) | {"needle": {"queue": "apart"}}
     apart = Queue("apart", Exchange("topics", "topic"), "a.b")
-    scheduler = beat(through(proxy, url), store, entries, task_queues=[Queue("celery"), apart])
+    scheduler = beat(proxy.through(url), store, entries, task_queues=[Queue("celery"), apart])
     proxy.cut_after_request(containing=b"needle")
     scheduler.tick()
     proxy.wait_swallowed()
@@ -142,7 +120,7 @@ def test_an_idle_connection_that_the_operator_closes(
 def test_beat_stops_while_it_waits_for_confirms(
     proxy: Proxy, url: str, processes: Processes, tmp_path: Any
 ) -> None:
-    project = Project(processes, through(proxy, url), f"sqlite:///{tmp_path}/claims.db")
+    project = Project(processes, proxy.through(url), f"sqlite:///{tmp_path}/claims.db")
     options = {**CONFIRM, "read_timeout": LONG}
     project.write(SECOND, broker_transport_options=options)
     project.broker = url
@@ -198,7 +176,7 @@ def test_confirms_that_take_too_long(
     entries = dict.fromkeys(many(20), of_the_message)
     options = {**CONFIRM, **of_the_transport}
     scheduler = beat(
-        through(proxy, url),
+        proxy.through(url),
         f"sqlite:///{tmp_path}/claims.db",
         entries,
         broker_transport_options=options,

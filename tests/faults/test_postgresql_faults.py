@@ -36,7 +36,7 @@ def proxy(postgresql_server: PostgreSQL) -> Iterator[Proxy]:
 @pytest.fixture
 def through(postgresql_server: PostgreSQL, postgresql_url: str, proxy: Proxy) -> str:
     """The URL of the test's database, by way of the proxy."""
-    return postgresql_url.replace(f":{postgresql_server.port}/", f":{proxy.port}/")
+    return proxy.through(postgresql_url)
 
 
 @pytest.fixture

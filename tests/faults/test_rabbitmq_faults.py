@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -21,10 +20,12 @@ from celery_anarchon.backends.rabbitmq.names import Names
 from celery_anarchon.errors import BackendError
 from celery_anarchon.scheduler import AnarchonScheduler
 from celery_anarchon.types import Outcome
+from tests.confirmed import taken
+from tests.in_process import tick_until
 from tests.integration.project import Project
 from tests.processes import Processes, wait_for
 from tests.servers.proxy import Proxy
-from tests.servers.rabbitmq import RabbitMQ, RabbitMQ4
+from tests.servers.rabbitmq import RabbitMQ
 
 pytestmark = pytest.mark.server("rabbitmq", "rabbitmq4")
 
@@ -32,28 +33,6 @@ WON, LOST, UNKNOWN = Outcome.WON, Outcome.LOST, Outcome.UNKNOWN
 EARLY, LATE = Outcome.EARLY, Outcome.LATE
 #: A bounded wait is one that ends well before this, seconds.
 FOR_EVER = 60.0
-
-
-@pytest.fixture(scope="module", params=[RabbitMQ, RabbitMQ4])
-def server(request: pytest.FixtureRequest) -> Iterator[RabbitMQ]:
-    """A broker whose faults meet no other test."""
-    with request.param() as started:
-        yield started
-
-
-@pytest.fixture
-def proxy(server: RabbitMQ) -> Iterator[Proxy]:
-    with Proxy(server.port) as started:
-        yield started
-
-
-@pytest.fixture
-def url(server: RabbitMQ) -> str:
-    return server.vhost()
-
-
-def through(proxy: Proxy, url: str) -> str:
-    return f"amqp://guest:guest@127.0.0.1:{proxy.port}/{url.rsplit('/', 1)[1]}"
 
 
 def insist(backend: Backend, claims: list[Claim], within: float = 30.0) -> list[Outcome]:
@@ -72,7 +51,7 @@ def insist(backend: Backend, claims: list[Claim], within: float = 30.0) -> list[
 
 def test_an_answer_that_is_lost_is_unknown(proxy: Proxy, url: str) -> None:
     """The broker has taken it: nobody sends that slot, and nobody sends it twice."""
-    with open_backend(through(proxy, url)) as backend, open_backend(url) as rival:
+    with open_backend(proxy.through(url)) as backend, open_backend(url) as rival:
         slot = backend.now()
         token = "0123456789abcdef"
         # Declared before, so that the first message is the one that is taken.
@@ -86,7 +65,7 @@ def test_an_answer_that_is_lost_is_unknown(proxy: Proxy, url: str) -> None:
 
 
 def test_what_was_decided_before_an_error_is_not_asked_again(proxy: Proxy, url: str) -> None:
-    with open_backend(through(proxy, url)) as backend, open_backend(url) as rival:
+    with open_backend(proxy.through(url)) as backend, open_backend(url) as rival:
         slot = backend.now()
         claims = [Claim(f"job {number}", slot, f"token {number}") for number in range(10)]
         # Five gates stand open; for the other five the broker's answer to the declare is lost.
@@ -101,7 +80,7 @@ def test_what_was_decided_before_an_error_is_not_asked_again(proxy: Proxy, url: 
 
 @pytest.mark.parametrize("wait", [0.0, 0.7], ids=["fresh", "idle"])
 def test_a_broker_that_hangs(proxy: Proxy, url: str, wait: float) -> None:
-    with open_backend(through(proxy, url)) as backend, open_backend(url) as rival:
+    with open_backend(proxy.through(url)) as backend, open_backend(url) as rival:
         slot = backend.now()
         assert insist(backend, [Claim("first", slot, "t")]) == [WON]
         # An idle connection is tried before a claim is sent on it.
@@ -163,7 +142,7 @@ def test_a_claim_that_a_signal_ends_leaves_no_answer_to_the_next(proxy: Proxy, u
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        with open_backend(through(proxy, url)) as backend, open_backend(url) as rival:
+        with open_backend(proxy.through(url)) as backend, open_backend(url) as rival:
             slot = backend.now()
             taken = [Claim(f"job {number}", slot, "rival") for number in range(20)]
             assert insist(rival, taken) == [WON] * 20
@@ -180,7 +159,7 @@ def test_a_claim_that_a_signal_ends_leaves_no_answer_to_the_next(proxy: Proxy, u
 
 
 def test_beat_stops_though_the_broker_hangs(proxy: Proxy, url: str, processes: Processes) -> None:
-    project = Project(processes, through(proxy, url), through(proxy, url))
+    project = Project(processes, proxy.through(url), proxy.through(url))
     project.write('app.conf.beat_schedule = {"tick": {"task": "proj.work", "schedule": 0.2}}')
     project.broker = url
     beat = project.beat()
@@ -330,18 +309,6 @@ def test_the_broker_ends_between_claim_and_publish(server: RabbitMQ, url: str, d
     assert min(sent) == tried[0]
 
 
-def tick_until(scheduler: AnarchonScheduler, done: Any) -> None:
-    """Let beat run until *done*."""
-    end = time.monotonic() + FOR_EVER
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(min(scheduler.tick(), 0.2))
-
-
 def slots_sent(url: str) -> Counter[int]:
     """Return slot → messages in the queue ``celery``."""
-    found: Counter[int] = Counter()
-    with Connection(url) as connection:
-        while (message := connection.default_channel.basic_get("celery", no_ack=True)) is not None:
-            found[message.headers["anarchon"]["slot"]] += 1
-    return found
+    return Counter(message.headers["anarchon"]["slot"] for message in taken(url))

@@ -14,16 +14,8 @@ from kombu import Connection, Exchange, Queue
 
 from celery_anarchon.confirms import Confirms
 from celery_anarchon.scheduler import AnarchonScheduler
-from tests.confirmed import (
-    CONFIRM,
-    LONG,
-    beat,
-    jobs,
-    make_due,
-    taken,
-    tick_until,
-    waiting,
-)
+from tests.confirmed import CONFIRM, beat, jobs, taken, waiting
+from tests.in_process import LONG, make_due, tick_until
 from tests.integration.project import Project
 from tests.processes import Processes, wait_for
 from tests.servers.proxy import Proxy
@@ -54,10 +46,6 @@ def store(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/claims.db"
 
 
-def through(proxy: Proxy, url: str) -> str:
-    return f"amqp://guest:guest@127.0.0.1:{proxy.port}/{url.rsplit('/', 1)[1]}"
-
-
 def many(count: int) -> dict[str, dict[str, Any]]:
     return {f"job {number:03}": {} for number in range(count)}
 
@@ -66,7 +54,7 @@ def test_a_batch_waits_for_the_broker_once(proxy: Proxy, url: str, store: str) -
     """All 500 messages reach the broker before the first of its confirms is let through."""
     entries = many(500)
     scheduler = beat(
-        through(proxy, url),
+        proxy.through(url),
         store,
         entries,
         broker_transport_options={**CONFIRM, "read_timeout": 90},

@@ -16,6 +16,7 @@ from celery import Celery
 from celery_anarchon import Claim, open_backend
 from celery_anarchon.scheduler import AnarchonScheduler
 from celery_anarchon.types import Published
+from tests.in_process import make_due
 from tests.integration.project import Project
 from tests.processes import wait_for
 
@@ -59,15 +60,6 @@ def make_app(url: str, **conf: Any) -> Celery:
         for queue in app.amqp.queues.values():
             queue(connection.default_channel).declare()
     return app
-
-
-def make_due(scheduler: AnarchonScheduler) -> None:
-    """Let one slot of each job be due, as after an hour."""
-    scheduler.tick()
-    for job in scheduler.jobs.values():
-        job.cursor -= 3_600_000
-        job.policy = job.policy.__class__(max_late=7200, keep=9000, catch_up="all")
-    scheduler._agenda.arrange(scheduler._clock.now())
 
 
 def stock_send(app: Celery, scheduler: AnarchonScheduler) -> None:

@@ -101,7 +101,7 @@ def holder(url: str, queue: str) -> str:
 
 def test_round_trips_do_not_grow_with_the_batch(server: RabbitMQ, vhost: str) -> None:
     with Proxy(server.port, patience=0.1) as proxy:
-        backend = open_backend(vhost.replace(f":{server.port}/", f":{proxy.port}/"))
+        backend = open_backend(proxy.through(vhost))
         slot = backend.now() - 1000
         took = {}
         for later, count in enumerate((1, 1, backend.batch_size)):  # the first makes the connection

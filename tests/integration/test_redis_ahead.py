@@ -13,6 +13,7 @@ from celery import Celery
 from celery_anarchon import Backend, BackendError, Claim, Outcome, open_backend
 from celery_anarchon.scheduler import AnarchonScheduler
 from celery_anarchon.types import Published, Verdict
+from tests.in_process import make_due
 from tests.servers.proxy import Proxy
 
 WON, RUNNING = Outcome.WON, Outcome.RUNNING
@@ -55,8 +56,7 @@ class Wire:
         assert self.backend.claim(questions(self.first, 1, "warm"))[0].won
 
     def open(self, query: str = "") -> Backend:
-        url = self.server.url(self.db).replace(f":{self.server.port}/", f":{self.proxy.port}/")
-        return open_backend(url + query)
+        return open_backend(self.proxy.through(self.server.url(self.db)) + query)
 
     def rivals_won(self, claims: list[Claim]) -> int:
         with open_backend(self.server.url(self.db)) as rival:
@@ -196,10 +196,7 @@ def test_a_replica_has_two_batches_in_hand_and_no_more(redis_server: Any) -> Non
     entry = {"task": "work", "schedule": 3600.0}
     app.conf.beat_schedule = {f"job-{number}": entry for number in range(1100)}
     scheduler = AnarchonScheduler(app)
-    scheduler.tick()
-    for job in scheduler.jobs.values():
-        job.cursor -= 3_600_000
-    scheduler._agenda.arrange(scheduler._clock.now())
+    make_due(scheduler)
     with redis_server.client(db).monitor() as monitor:
         scheduler.tick()
         redis_server.client(db).echo("over")

@@ -72,6 +72,10 @@ class Proxy:
         self._mute: bytes | None = None
         self._listener: socket.socket | None = None
 
+    def through(self, url: str) -> str:
+        """Return the *url* of the server as one that leads through the proxy."""
+        return url.replace(f":{self.target}/", f":{self.port}/")
+
     # -- faults -----------------------------------------------------------------------------
 
     def cut(self) -> None:

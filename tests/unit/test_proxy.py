@@ -149,7 +149,7 @@ def test_a_pattern_is_found_in_a_large_pipeline(proxy: Proxy, through: Any, dire
 def test_a_commit_is_done_and_not_heard_of(postgresql_server: Any) -> None:
     url = postgresql_server.fresh()
     with Proxy(postgresql_server.port) as proxy, closing(psycopg2.connect(url)) as direct:
-        through = psycopg2.connect(url.replace(f":{postgresql_server.port}/", f":{proxy.port}/"))
+        through = psycopg2.connect(proxy.through(url))
         with through.cursor() as cursor:
             cursor.execute("CREATE TABLE seen (id int)")
             proxy.cut_after_request(containing=b"COMMIT")
